@@ -222,9 +222,11 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   fill_positions(graph, table, modules, sampled - 1, profile);
 
   const std::vector<Life> lives = lives_of(graph);
+  // Weights that are gathered come and go, wherever they live.
   const auto counts = [&](size_t t, bool gradients) {
-    const Category category = graph.tensors[t].category;
-    return category != Category::kWeights && (gradients || category != Category::kGradients);
+    const Tensor& tensor = graph.tensors[t];
+    if (tensor.category == Category::kWeights) return tensor.kind == TensorKind::kGathered;
+    return gradients || tensor.category != Category::kGradients;
   };
   profile.with_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, true); });
   profile.without_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, false); });

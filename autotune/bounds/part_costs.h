@@ -79,7 +79,7 @@ struct ForwardBackwardProfile {
   std::vector<int64_t> first_use_ps;
   std::vector<int64_t> gradient_ready_ps;
   int64_t first_backward_ps = 0;  // work before the first backward
-  MemoryProfile with_gradients;   // activations, batches and gradients; no weights
+  MemoryProfile with_gradients;   // activations, batches, gradients and gathered weights
   MemoryProfile without_gradients;
   // By cast as asked for, then by module: what flows is as wide as the cast leaves it.
   std::vector<std::vector<FetchProfile>> fetch;

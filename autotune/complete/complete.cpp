@@ -34,7 +34,7 @@ Completed complete(Setting setting, const Measurements* measurements,
   const bool open = setting.has_open_layout() || has_auto(setting.plan);
   Completed completed = complete_open(std::move(setting), measurements, interrupted, looked);
   Prediction& prediction = completed.prediction;
-  if (open && !prediction.peaks.empty()) prediction.reason = of_all_plans(prediction.reason);
+  if (open && !prediction.peaks.empty()) prediction.reason = of_plans_tried(prediction.reason);
   return completed;
 }
 

@@ -11,7 +11,7 @@
 
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/estimates/completion_bounds.h"
-#include "autotune/search/search.h"
+#include "autotune/complete/estimates/emptiest_plans.h"
 #include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
@@ -23,6 +23,8 @@ namespace {
 
 // Layouts of each sort whose lean plans are placed where none fits, to find the nearest of them.
 constexpr size_t kMostLeanLayouts = 2;
+// Plans that are placed of a layout whose lean ones miss by little.
+constexpr size_t kMostPlaced = 8;
 
 // What a verdict lacks, summed over the memories.
 Bytes excess_of(const Verdict& verdict, const Machine& machine) {
@@ -233,36 +235,16 @@ Verdict verdict_of_completions(const Setting& setting, const std::vector<Complet
   return nearest.take();
 }
 
-// Asks the search for any plan that fits. What it refuses it refuses by a bound of memory or by the
-// arena itself, so that nothing is left out.
-void offer_space(const Setting& setting, const CompletionEstimates& known,
-                 NearestCompletion& nearest) {
-  Plan plan = setting.plan;
-  if (plan.pipeline > 1) {
-    plan.weights.flow_share = plan.weights.flow_share.value_or(0);
-    plan.optimizer.gpu_buckets = plan.optimizer.gpu_buckets.value_or(0);
-  }
-  OpenKnobs open;
-  open.add(KnobId::kMemoryReuse);
-  SearchOptions any;
-  any.tolerance = 1;
-  any.ranked = 1;
-  any.interrupted = known.interrupted();
-  const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, open),
-                                    setting.machine, nullptr, any);
+// Places the plans that need least by their bounds, which lean ones need not be.
+void offer_emptiest(const Setting& setting, NearestCompletion& nearest) {
   const AttentionKind attention = setting.stack.facts.attention.front();
-  if (found.best) {
-    nearest.offer(Completion{found.best->plan, attention});
-    return;
-  }
-  known.refuse_if_interrupted();
-  // What the bounds say is missing is less than what is: as an example only the placed plan counts.
-  for (const InfeasibleReason& reason : found.reasons) {
-    nearest.offer(Completion{reason.example, attention});
+  for (const Plan& plan : emptiest_plans(setting, kMostPlaced)) {
+    if (nearest.offer_with_reuses({Completion{plan, attention}})) return;
   }
 }
 
-// Every plan of one layout; refuted(): whether bounds say that none fits.
+// Of one layout: its lean plans, then those that bounds say are emptiest; refuted(): whether bounds
+// say that none fits.
 template <class Refuted>
 Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known,
                           const Refuted& refuted) {
@@ -273,7 +255,7 @@ Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known,
   NearestCompletion nearest(setting, known);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
   if (refuted()) return nearest.take();
-  if (setting.stack.memory_is_planned()) offer_space(setting, known, nearest);
+  if (setting.stack.memory_is_planned()) offer_emptiest(setting, nearest);
   return nearest.take();
 }
 
@@ -347,13 +329,13 @@ class LeanLayouts {
         const OpenLayout* layout = by_need_[begin + i];
         if (!verdicts[i]) continue;
         if (verdicts[i]->fits) return Nearest{layout->setting, *std::move(verdicts[i])};
-        if (may_fit_otherwise(layout->setting, *verdicts[i])) close_.push_back(layout);
+        if (close_ == nullptr && may_fit_otherwise(layout->setting, *verdicts[i])) close_ = layout;
       }
     }
     return std::nullopt;
   }
-  // Those of which none fitted, but missed by little.
-  const std::vector<const OpenLayout*>& close() const { return close_; }
+  // Where none fitted: of the layouts that missed by little the one that needs least, or null.
+  const OpenLayout* close() const { return close_; }
 
  private:
   std::optional<Verdict> verdict_of_lean(const OpenLayout& layout) const {
@@ -396,15 +378,16 @@ class LeanLayouts {
 
   CompletionEstimates& known_;
   Ask ask_;
-  std::vector<const OpenLayout*> by_need_, close_;
+  std::vector<const OpenLayout*> by_need_;
+  const OpenLayout* close_ = nullptr;
 };
 
 }  // namespace
 
-std::string of_all_plans(const std::string& reason) {
+std::string of_plans_tried(const std::string& reason) {
   if (reason.empty()) return reason;
   return reason.substr(0, reason.find(';')) +
-         "; of all plans that the open knobs leave this one comes nearest";
+         "; of the plans tried for the open knobs this one comes nearest";
 }
 
 std::optional<Verdict> fitting_lean_verdict(const Setting& setting, CompletionEstimates& known) {
@@ -428,7 +411,7 @@ std::optional<Nearest> fitting_layout_by(Ask ask, const std::vector<OpenLayout>&
                                          CompletionEstimates& known) {
   LeanLayouts lean(layouts, known, ask);
   if (std::optional<Nearest> fitting = lean.fitting({})) return fitting;
-  for (const OpenLayout* layout : lean.close()) {
+  if (const OpenLayout* layout = lean.close()) {
     Verdict verdict = verdict_of_layout(layout->setting, known, [] { return false; });
     if (verdict.fits) return Nearest{layout->setting, std::move(verdict)};
   }
@@ -493,7 +476,7 @@ Verdict Feasibility::of_one_layout(const Machine& machine) {
 Verdict Feasibility::on(const Machine& machine) {
   Verdict verdict = asks_one_layout() ? of_one_layout(machine) : of_all_layouts(machine);
   const bool open = setting_.has_open_layout() || has_auto(setting_.plan);
-  if (open && !verdict.peaks.empty()) verdict.reason = of_all_plans(verdict.reason);
+  if (open && !verdict.peaks.empty()) verdict.reason = of_plans_tried(verdict.reason);
   return verdict;
 }
 

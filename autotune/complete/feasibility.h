@@ -3,11 +3,11 @@
 // First the knobs take what most often needs least memory (micro-batch 1, or one of all sequences,
 // everything recomputed but the layers' inputs, those offloaded too if need be, weights that stay
 // or flow, as many buckets on the GPU as its memory takes), and memory alone decides. Where
-// none of these fits and memory is planned, every plan that the open knobs leave is refused by a
-// bound of its memory or placed (autotune/search): the arena of one that holds less may be smaller
-// or larger. Where the layout is open too, the first is asked of every layout whose least memory
-// fits, the emptiest first, and the second of those that miss by little. Will not do: look for the
-// fastest plan (autotune/complete/complete.h).
+// none of these fits and memory is planned, a few plans that need less by their bounds are placed
+// too (autotune/complete/estimates/emptiest_plans.h): another one may still fit where its tensors
+// happen to lie better, which tune's search would find. Where the layout is open too, the first is
+// asked of every layout whose least memory fits, the emptiest first, and the second of one that
+// misses by little. Will not do: look for the fastest plan (autotune/complete/complete.h).
 #pragma once
 
 #include <functional>
@@ -63,9 +63,9 @@ class Feasibility {
   std::shared_ptr<CompletionEstimates> known_;
 };
 
-// A plan's reason not to fit, as that of all plans which open knobs leave: no other knob would
-// help, so none is advised. Empty where the plan fits.
-std::string of_all_plans(const std::string& reason);
+// A plan's reason not to fit, as that of the plans that were tried for open knobs: none of them
+// fits, so no knob is advised. Empty where the plan fits.
+std::string of_plans_tried(const std::string& reason);
 
 // For a setting of one layout: the knobs as they most often need least memory, where they fit. A
 // plan may fit where these do not.
@@ -81,7 +81,8 @@ struct Nearest {
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
                                            CompletionEstimates& known,
                                            const std::function<bool()>& interrupted);
-// The same, and then every plan of those layouts whose lean ones miss by little.
+// The same, and then other plans of the layout that needs least of those whose lean ones miss by
+// little.
 std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts,
                                       CompletionEstimates& known);
 // Where none fits: of the emptiest and of those that lack least, the one that misses by least.

@@ -1,10 +1,11 @@
 // Least changes: what would have to give for a setting that does not fit, one limit at a time.
 //
-// Each value is told by feasibility(), so that a change that is named leads to a plan, and the
-// value before it to none. Memories grow by whole gigabytes to kMostTimesMemory, devices double, a
-// batch is halved, a sequence is cut by 1024 tokens a rank that a plan names, or by a
-// 32nd of a long one. Memory that a plan needs is assumed to grow with its sequence. Will not do:
-// change two limits at once, or a knob that is no limit (complete.h fills those in).
+// Each value is told by feasibility(), so that a change that is named leads to a plan, and with the
+// value before it none of those that are tried fits. Memories grow by whole gigabytes to
+// kMostTimesMemory, devices double, a batch is halved, a sequence is cut by 1024 tokens a rank that
+// a plan names, or by a 32nd of a long one. Memory that a plan needs is assumed to grow with its
+// sequence. Will not do: change two limits at once, or a knob that is no limit (complete.h fills
+// those in).
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ struct LeastChange {
   Limit limit{};
   double now = 0;
   std::optional<double> fits;  // the value nearest to `now` with which a plan fits
-  // The neighbour of `fits` towards `now`, with which none does; where none fits, the farthest
-  // value that was asked about.
+  // The neighbour of `fits` towards `now`, with which none that is tried does; where none fits, the
+  // farthest value that was asked about.
   double does_not_fit = 0;
 };
 

@@ -1,0 +1,149 @@
+#include "autotune/complete/estimates/emptiest_plans.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "autotune/bounds/bound.h"
+#include "autotune/bounds/cell_bound.h"
+#include "autotune/bounds/layer_costs.h"
+#include "autotune/search/evaluate.h"
+#include "autotune/search/search_queue.h"
+#include "autotune/space/space.h"
+#include "sim/base/parallel.h"
+#include "sim/engine/cost.h"
+
+namespace ballast {
+namespace {
+
+// Cells whose plans are bounded one by one.
+constexpr size_t kMostCells = 16;
+
+// A plan, or a cell, and how full its fullest memory is: needed over usable.
+struct Filled {
+  double fullness = 0;
+  Choice choice;
+
+  bool may_fit() const { return fullness <= 1; }
+  bool operator<(const Filled& other) const {
+    return std::pair(fullness, choice) < std::pair(other.fullness, other.choice);
+  }
+};
+
+class EmptiestPlans {
+ public:
+  EmptiestPlans(const Setting& setting, const Plan& layout)
+      : setting_(setting),
+        usable_(usable_of(setting.machine)),
+        costs_(setting.machine, layout, Stack{}, nullptr),
+        region_{layout,
+                std::make_shared<const Space>(space_of(setting.model, layout, OpenKnobs{})),
+                0,
+                {},
+                nullptr} {}
+
+  std::vector<Plan> first(size_t most) {
+    std::vector<Filled> cells = this->cells();
+    if (cells.size() > kMostCells) cells.resize(kMostCells);
+    std::vector<Filled> plans = region_.base.pipeline > 1 ? of_pipeline(cells) : plans_of(cells);
+    std::sort(plans.begin(), plans.end());
+    const auto end = std::find_if_not(plans.begin(), plans.end(),
+                                      [](const Filled& plan) { return plan.may_fit(); });
+    const auto fitting = static_cast<size_t>(end - plans.begin());
+    plans.resize(std::min(plans.size(), std::clamp<size_t>(fitting, 1, most)));
+    std::vector<Plan> result;
+    for (const Filled& plan : plans) {
+      result.push_back(plan_of(*region_.space, region_.base, plan.choice));
+    }
+    return result;
+  }
+
+ private:
+  double fullness_of(const std::array<Bytes, kPlaces>& needed) const {
+    double most = 0;
+    for (size_t p = 0; p < kPlaces; ++p) {
+      if (needed[p].count == 0) continue;
+      const auto usable = static_cast<double>(std::max<int64_t>(usable_[p].count, 1));
+      most = std::max(most, static_cast<double>(needed[p].count) / usable);
+    }
+    return most;
+  }
+
+  // The emptiest first.
+  std::vector<Filled> cells() const {
+    std::vector<Filled> cells;
+    std::vector<Plan> plans;
+    Choice cell;
+    const auto sizes = static_cast<int16_t>(region_.space->micro_batch.size());
+    const auto fates = static_cast<int16_t>(region_.space->activations.size());
+    for (cell.micro_batch = 0; cell.micro_batch < sizes; ++cell.micro_batch) {
+      for (cell.activations = 0; cell.activations < fates; ++cell.activations) {
+        cells.push_back({0, cell});
+        plans.push_back(cell_plan(region_, cell));
+      }
+    }
+    LayerProfiles layers(setting_.model, costs_);
+    layers.prepare(plans, hardware_threads());
+    for (size_t i = 0; i < cells.size(); ++i) {
+      std::array<Bytes, kPlaces> needed{};
+      for (const PlacePeak& peak :
+           cell_memory(setting_.model, plans[i], layers.of(plans[i]), usable_)) {
+        needed[static_cast<size_t>(peak.place)] = peak.arena;
+      }
+      cells[i].fullness = fullness_of(needed);
+    }
+    std::sort(cells.begin(), cells.end());
+    return cells;
+  }
+
+  // Of a pipeline a cell's bound is that of its plans.
+  std::vector<Filled> of_pipeline(const std::vector<Filled>& cells) const {
+    std::vector<Filled> plans;
+    for (const Filled& cell : cells) {
+      for (const Choice& choice : choices_of_cell(*region_.space, region_.base, cell.choice)) {
+        plans.push_back({cell.fullness, choice});
+      }
+    }
+    return plans;
+  }
+
+  std::vector<Filled> plans_of(const std::vector<Filled>& cells) const {
+    Bounds bounds(setting_.model, region_.base, *region_.space, costs_);
+    std::vector<Choice> opened, choices;
+    for (const Filled& cell : cells) opened.push_back(cell.choice);
+    Tasks profiles;
+    bounds.open(opened, profiles);
+    run_all(profiles, hardware_threads());
+    for (const Choice& cell : opened) {
+      const std::vector<Choice> its = choices_of_cell(*region_.space, region_.base, cell);
+      choices.insert(choices.end(), its.begin(), its.end());
+    }
+    profiles.clear();
+    bounds.refine(choices, profiles);
+    run_all(profiles, hardware_threads());
+    std::vector<Filled> plans;
+    for (const Choice& choice : choices) {
+      plans.push_back({fullness_of(bounds.least_memory(choice)), choice});
+    }
+    return plans;
+  }
+
+  const Setting& setting_;
+  const Usable usable_;
+  const CostModel costs_;
+  Region region_;
+};
+
+}  // namespace
+
+std::vector<Plan> emptiest_plans(const Setting& setting, size_t most) {
+  Plan layout = setting.plan;
+  if (layout.pipeline > 1) {
+    layout.weights.flow_share = layout.weights.flow_share.value_or(0);
+    layout.optimizer.gpu_buckets = layout.optimizer.gpu_buckets.value_or(0);
+  }
+  return EmptiestPlans(setting, layout).first(most);
+}
+
+}  // namespace ballast
