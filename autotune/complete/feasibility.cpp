@@ -459,7 +459,7 @@ Feasibility::Feasibility(Setting setting, std::shared_ptr<CompletionEstimates> k
     : setting_(std::move(setting)), known_(std::move(known)) {}
 
 std::vector<OpenLayout> Feasibility::layouts_on(const Machine& machine) {
-  if (!bounds_) bounds_.emplace(setting_, nullptr);
+  if (!bounds_) bounds_.emplace(setting_, *known_);
   return bounds_->on(machine);
 }
 

@@ -82,6 +82,16 @@ Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) 
   return excess;
 }
 
+double fullness_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) {
+  double fullness = 0;
+  for (size_t p = 0; p < kPlaces; ++p) {
+    if (memory[p].count == 0) continue;
+    const double room = std::max(1.0, static_cast<double>(usable[p].count));
+    fullness = std::max(fullness, static_cast<double>(memory[p].count) / room);
+  }
+  return fullness;
+}
+
 Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs) {
   CHECK(!reuses.empty() && reuses.front() == plan.memory_reuse.value_or(MemoryReuse::kApart));

@@ -27,6 +27,8 @@ Usable usable_of(const Machine& machine);
 
 // What a plan lacks of the memory that fills most beyond what is usable; not above 0 where it fits.
 Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable);
+// How full the fullest memory is: needed over usable, of those of which something is needed.
+double fullness_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable);
 
 // The plan as it is, or, where that does not fit, with the next way to reuse memory. Requires at
 // least one way, and that the first is the plan's.

@@ -193,6 +193,35 @@ class CompletionEstimates::Known {
   Memo<Duration> times_;                  // of whole steps
 };
 
+// What layers refer to lives as long as they do.
+struct CompletionEstimates::ProfiledLayers {
+  ProfiledLayers(const Setting& setting, const Plan& plan)
+      : of(setting),
+        start(plan),
+        costs(of.machine, start, of.stack, nullptr),
+        layers(of.model, costs, of.stack.facts) {}
+
+  // Plans that differ in what no cost depends on.
+  bool serves(Plan plan) const {
+    plan.global_batch = start.global_batch;
+    plan.micro_batch = start.micro_batch;
+    plan.sequence_length = start.sequence_length;
+    return plan == start;
+  }
+
+  const Setting of;
+  const Plan start;
+  const CostModel costs;
+  LayerProfiles layers;
+};
+
+LayerProfiles& CompletionEstimates::layers_of(const Setting& setting, const Plan& start) {
+  const auto found = std::find_if(layers_.begin(), layers_.end(),
+                                  [&](const auto& one) { return one->serves(start); });
+  if (found != layers_.end()) return (*found)->layers;
+  return layers_.emplace_back(std::make_unique<ProfiledLayers>(setting, start))->layers;
+}
+
 CompletionEstimates::CompletionEstimates() : known_(std::make_unique<Known>()) {}
 CompletionEstimates::~CompletionEstimates() = default;
 

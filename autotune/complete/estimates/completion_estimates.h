@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "autotune/bounds/layer_costs.h"
 #include "autotune/calibrate/published_cases.h"
 #include "autotune/complete/estimates/completion_promises.h"
 #include "autotune/complete/setting.h"
@@ -67,12 +68,17 @@ class CompletionEstimates {
   // ends. All references must outlive the future.
   std::future<void> begin_timing(const Setting& setting, const Completion& completion);
 
+  // Layers that are profiled, by the costs of such a plan, for bounds of layouts that begin with
+  // it, whatever the batch, the micro-batch and the length. For one thread at a time.
+  LayerProfiles& layers_of(const Setting& setting, const Plan& start);
+
   // What the steps that were timed promise of others.
   const CompletionPromises& promises() const { return promises_; }
 
  private:
   class Known;
   struct BuiltStep;
+  struct ProfiledLayers;
   std::vector<PlacePeak> remember(const Completion& few, Prediction memory);
   std::vector<BuiltStep> fitting_steps(const Setting& setting, const Completion& completion,
                                        const Completion& few, const Stack& stack,
@@ -81,6 +87,7 @@ class CompletionEstimates {
                           const CostModel& costs, std::vector<BuiltStep>& built);
 
   std::unique_ptr<Known> known_;
+  std::vector<std::unique_ptr<ProfiledLayers>> layers_;
   CompletionPromises promises_;
   std::atomic<int> timing_{0};  // whole steps, by this many threads
   std::function<bool()> interrupted_;

@@ -60,16 +60,6 @@ class EmptiestPlans {
   }
 
  private:
-  double fullness_of(const std::array<Bytes, kPlaces>& needed) const {
-    double most = 0;
-    for (size_t p = 0; p < kPlaces; ++p) {
-      if (needed[p].count == 0) continue;
-      const auto usable = static_cast<double>(std::max<int64_t>(usable_[p].count, 1));
-      most = std::max(most, static_cast<double>(needed[p].count) / usable);
-    }
-    return most;
-  }
-
   // The emptiest first.
   std::vector<Filled> cells() const {
     std::vector<Filled> cells;
@@ -91,7 +81,7 @@ class EmptiestPlans {
            cell_memory(setting_.model, plans[i], layers.of(plans[i]), usable_)) {
         needed[static_cast<size_t>(peak.place)] = peak.arena;
       }
-      cells[i].fullness = fullness_of(needed);
+      cells[i].fullness = fullness_of(needed, usable_);
     }
     std::sort(cells.begin(), cells.end());
     return cells;
@@ -124,7 +114,7 @@ class EmptiestPlans {
     run_all(profiles, hardware_threads());
     std::vector<Filled> plans;
     for (const Choice& choice : choices) {
-      plans.push_back({fullness_of(bounds.least_memory(choice)), choice});
+      plans.push_back({fullness_of(bounds.least_memory(choice), usable_), choice});
     }
     return plans;
   }

@@ -7,6 +7,7 @@
 #include "autotune/bounds/cell_bound.h"
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/estimates/completion_bounds.h"
+#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"
@@ -134,16 +135,6 @@ ActivationPlan all_away() {
   return plan;
 }
 
-double fullness_of(const std::array<Bytes, kPlaces>& needed, const Usable& usable) {
-  double fullness = 0;
-  for (size_t p = 0; p < kPlaces; ++p) {
-    if (needed[p].count == 0) continue;
-    const double room = std::max(1.0, static_cast<double>(usable[p].count));
-    fullness = std::max(fullness, static_cast<double>(needed[p].count) / room);
-  }
-  return fullness;
-}
-
 // Of equals the first is the simplest.
 void sort_layouts(std::vector<OpenLayout>& layouts) {
   std::stable_sort(layouts.begin(), layouts.end(), [](const OpenLayout& a, const OpenLayout& b) {
@@ -266,10 +257,19 @@ class LayoutBounds::Judge {
 };
 
 LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
+    : LayoutBounds(std::move(setting), measurements, nullptr) {}
+
+LayoutBounds::LayoutBounds(Setting setting, CompletionEstimates& known)
+    : LayoutBounds(std::move(setting), nullptr, &known) {}
+
+LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements,
+                           CompletionEstimates* known)
     : setting_(std::make_unique<const Setting>(std::move(setting))) {
   for (StartLayouts& of_start : layouts_of_starts(*setting_)) {
-    judges_.push_back(std::make_unique<Judge>(*setting_, of_start.start.plan,
-                                              std::move(of_start.layouts), measurements, nullptr));
+    const Plan& start = of_start.start.plan;
+    LayerProfiles* const layers = known != nullptr ? &known->layers_of(*setting_, start) : nullptr;
+    judges_.push_back(std::make_unique<Judge>(*setting_, start, std::move(of_start.layouts),
+                                              measurements, layers));
   }
 }
 

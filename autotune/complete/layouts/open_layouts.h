@@ -16,6 +16,7 @@
 
 namespace ballast {
 
+class CompletionEstimates;
 class LayerProfiles;
 
 struct OpenLayout {
@@ -34,6 +35,8 @@ class LayoutBounds {
  public:
   // `measurements` may be null. Throws Error where no layout is legal.
   LayoutBounds(Setting setting, const Measurements* measurements);
+  // The same without measurements, and with layers that `known` remembers.
+  LayoutBounds(Setting setting, CompletionEstimates& known);
   // Of these layouts, of which nothing is open and each passes check(). At least one. `layers`: as
   // SearchOptions::layers, or null.
   LayoutBounds(Setting like, std::vector<Plan> layouts, const Measurements* measurements,
@@ -49,6 +52,8 @@ class LayoutBounds {
 
  private:
   class Judge;
+  LayoutBounds(Setting setting, const Measurements* measurements, CompletionEstimates* known);
+
   std::unique_ptr<const Setting> setting_;      // judges refer to it
   std::vector<std::unique_ptr<Judge>> judges_;  // one a start
 };
