@@ -236,9 +236,10 @@ Verdict verdict_of_completions(const Setting& setting, const std::vector<Complet
 }
 
 // Places the plans that need least by their bounds, which lean ones need not be.
-void offer_emptiest(const Setting& setting, NearestCompletion& nearest) {
+void offer_emptiest(const Setting& setting, const CompletionEstimates& known,
+                    NearestCompletion& nearest) {
   const AttentionKind attention = setting.stack.facts.attention.front();
-  for (const Plan& plan : emptiest_plans(setting, kMostPlaced)) {
+  for (const Plan& plan : emptiest_plans(setting, known, kMostPlaced)) {
     if (nearest.offer_with_reuses({Completion{plan, attention}})) return;
   }
 }
@@ -255,7 +256,7 @@ Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known,
   NearestCompletion nearest(setting, known);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
   if (refuted()) return nearest.take();
-  if (setting.stack.memory_is_planned()) offer_emptiest(setting, nearest);
+  if (setting.stack.memory_is_planned()) offer_emptiest(setting, known, nearest);
   return nearest.take();
 }
 

@@ -90,7 +90,7 @@ TEST(EmptiestPlans, decide_as_every_plan_does) {
     }
     fitting[i] = truth;
     missed[i] = truth && !verdict.fits;
-    const std::vector<Plan> emptiest = emptiest_plans(setting, 3);
+    const std::vector<Plan> emptiest = emptiest_plans(setting, CompletionEstimates(), 3);
     EXPECT_GE(emptiest.size(), 1);
     EXPECT_LE(emptiest.size(), 3);
   });

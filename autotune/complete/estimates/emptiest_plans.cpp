@@ -33,8 +33,9 @@ struct Filled {
 
 class EmptiestPlans {
  public:
-  EmptiestPlans(const Setting& setting, const Plan& layout)
+  EmptiestPlans(const Setting& setting, const CompletionEstimates& known, const Plan& layout)
       : setting_(setting),
+        known_(known),
         usable_(usable_of(setting.machine)),
         costs_(setting.machine, layout, Stack{}, nullptr),
         region_{layout,
@@ -73,6 +74,7 @@ class EmptiestPlans {
         plans.push_back(cell_plan(region_, cell));
       }
     }
+    known_.refuse_if_interrupted();
     LayerProfiles layers(setting_.model, costs_);
     layers.prepare(plans, hardware_threads());
     for (size_t i = 0; i < cells.size(); ++i) {
@@ -102,6 +104,7 @@ class EmptiestPlans {
     Bounds bounds(setting_.model, region_.base, *region_.space, costs_);
     std::vector<Choice> opened, choices;
     for (const Filled& cell : cells) opened.push_back(cell.choice);
+    known_.refuse_if_interrupted();
     Tasks profiles;
     bounds.open(opened, profiles);
     run_all(profiles, hardware_threads());
@@ -109,6 +112,7 @@ class EmptiestPlans {
       const std::vector<Choice> its = choices_of_cell(*region_.space, region_.base, cell);
       choices.insert(choices.end(), its.begin(), its.end());
     }
+    known_.refuse_if_interrupted();
     profiles.clear();
     bounds.refine(choices, profiles);
     run_all(profiles, hardware_threads());
@@ -120,6 +124,7 @@ class EmptiestPlans {
   }
 
   const Setting& setting_;
+  const CompletionEstimates& known_;
   const Usable usable_;
   const CostModel costs_;
   Region region_;
@@ -127,13 +132,14 @@ class EmptiestPlans {
 
 }  // namespace
 
-std::vector<Plan> emptiest_plans(const Setting& setting, size_t most) {
+std::vector<Plan> emptiest_plans(const Setting& setting, const CompletionEstimates& known,
+                                 size_t most) {
   Plan layout = setting.plan;
   if (layout.pipeline > 1) {
     layout.weights.flow_share = layout.weights.flow_share.value_or(0);
     layout.optimizer.gpu_buckets = layout.optimizer.gpu_buckets.value_or(0);
   }
-  return EmptiestPlans(setting, layout).first(most);
+  return EmptiestPlans(setting, known, layout).first(most);
 }
 
 }  // namespace ballast

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/setting.h"
 #include "sim/spec/plan.h"
 
@@ -16,7 +17,8 @@ namespace ballast {
 
 // At most `most` plans that no bound refuses, the emptiest first: by the memory of a place that
 // they fill most. Where bounds refuse all that were looked at, the one of these that misses by
-// least.
-std::vector<Plan> emptiest_plans(const Setting& setting, size_t most);
+// least. Throws Error once `known` is interrupted.
+std::vector<Plan> emptiest_plans(const Setting& setting, const CompletionEstimates& known,
+                                 size_t most);
 
 }  // namespace ballast

@@ -21,6 +21,8 @@ namespace {
 
 // Larger micro-batches do not change which layout is promising.
 constexpr int64_t kLargestMicroBatch = 8;
+// Layouts whose layers are profiled between two looks at whether anybody interrupts.
+constexpr size_t kProfiledAtOnce = 32;
 // Sequences that a rank works off in a short step, where no knob says how many at once.
 constexpr int64_t kSequencesOfShortStep = 8;
 
@@ -148,20 +150,24 @@ void sort_layouts(std::vector<OpenLayout>& layouts) {
 // Judges the layouts of one start.
 class LayoutBounds::Judge {
  public:
-  // `of` must outlive this object.
+  // `of` must outlive this object. `known` may be null: who interrupts it is heard between blocks
+  // of layouts.
   Judge(const Setting& setting, const Plan& start, std::vector<Plan> layouts,
-        const Measurements* measurements, LayerProfiles* layers)
+        const Measurements* measurements, LayerProfiles* layers, const CompletionEstimates* known)
       : of_(setting),
         costs_(setting.machine, start, setting.stack, measurements),
         own_profiles_(setting.model, costs_, setting.stack.facts),
         profiles_(layers != nullptr ? *layers : own_profiles_),
         floors_(costs_) {
     std::vector<Plan> plans;
-    for (Plan& layout : layouts) {
-      layouts_.push_back(cells_of(std::move(layout)));
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      layouts_.push_back(cells_of(std::move(layouts[i])));
       plans.insert(plans.end(), layouts_.back().plans.begin(), layouts_.back().plans.end());
+      if ((i + 1) % kProfiledAtOnce != 0 && i + 1 < layouts.size()) continue;
+      if (known != nullptr) known->refuse_if_interrupted();
+      profiles_.prepare(plans, hardware_threads());
+      plans.clear();
     }
-    profiles_.prepare(plans, hardware_threads());
     const Usable usable = usable_by_tensors(setting.machine, setting.stack);
     parallel_for(layouts_.size(), hardware_threads(),
                  [&](size_t i) { layouts_[i].asked_excess = excess_of(layouts_[i], usable); });
@@ -269,15 +275,15 @@ LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements,
     const Plan& start = of_start.start.plan;
     LayerProfiles* const layers = known != nullptr ? &known->layers_of(*setting_, start) : nullptr;
     judges_.push_back(std::make_unique<Judge>(*setting_, start, std::move(of_start.layouts),
-                                              measurements, layers));
+                                              measurements, layers, known));
   }
 }
 
 LayoutBounds::LayoutBounds(Setting like, std::vector<Plan> layouts,
                            const Measurements* measurements, LayerProfiles* layers)
     : setting_(std::make_unique<const Setting>(std::move(like))) {
-  judges_.push_back(
-      std::make_unique<Judge>(*setting_, setting_->plan, std::move(layouts), measurements, layers));
+  judges_.push_back(std::make_unique<Judge>(*setting_, setting_->plan, std::move(layouts),
+                                            measurements, layers, nullptr));
 }
 
 LayoutBounds::~LayoutBounds() = default;
