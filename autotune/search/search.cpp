@@ -1,6 +1,7 @@
 #include "autotune/search/search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <fmt/format.h>
 #include <memory>
@@ -30,6 +31,7 @@ constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
 constexpr size_t kEnumeratedAtOnce = 64;
+constexpr double kLongRound_s = 0.2;  // the round after it is cut short where it must stop
 // Plans of the most promising cells that are tried at once, so that there is a best early: of so
 // many with the least work, those with the least bounds.
 constexpr size_t kPlansOfAProbe = 32;
@@ -117,6 +119,7 @@ class Search {
   bool filled_ = false;               // the queue, with every plan that bounds may rule out
   size_t probes_ = 0;
   int64_t stalled_ = 0;              // simulations since the best was found
+  double round_s_ = 0;               // that the last round of simulations took
   std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
   Infeasible infeasible_;
   SearchResult result_;
@@ -462,10 +465,24 @@ void Search::push(const Rank& rank, Granularity granularity) {
   queue_.push({rank, granularity});
 }
 
+// What a round that is cut short leaves waits in the queue.
 void Search::simulate_all(const std::vector<Rank>& plans) {
-  std::vector<Outcome> outcomes(plans.size());
-  parallel_for(plans.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(plans[i].id); });
-  for (size_t i = 0; i < plans.size(); ++i) record(plans[i].id, std::move(outcomes[i]));
+  std::vector<std::optional<Outcome>> outcomes(plans.size());
+  const double begin = seconds();
+  std::atomic<bool> is_cut = false;
+  const auto work = [&](size_t i) {
+    if (!is_cut) outcomes[i] = evaluate(plans[i].id);
+  };
+  parallel_for(plans.size(), threads_, work, [&](size_t, size_t finished) {
+    // Every other thread is at one plan at most.
+    const bool any_left = finished + static_cast<size_t>(threads_) <= plans.size();
+    if (round_s_ > kLongRound_s && any_left && must_stop()) is_cut = true;
+  });
+  round_s_ = seconds() - begin;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (outcomes[i]) record(plans[i].id, *std::move(outcomes[i]));
+    if (!outcomes[i]) queue_.push({plans[i], Granularity::kBoundedPlan});
+  }
 }
 
 void Search::simulate_plans() {

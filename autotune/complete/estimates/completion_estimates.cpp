@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "autotune/bounds/layer_costs.h"
 #include "autotune/search/evaluate.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "autotune/bounds/layer_costs.h"
 #include "autotune/calibrate/published_cases.h"
 #include "autotune/complete/estimates/completion_promises.h"
 #include "autotune/complete/setting.h"
@@ -22,6 +21,8 @@
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
+
+class LayerProfiles;
 
 // A plan and what its step takes, by an estimate.
 struct TimedPlan {

@@ -45,23 +45,27 @@ class EmptiestPlans {
                 nullptr} {}
 
   std::vector<Plan> first(size_t most) {
-    std::vector<Filled> cells = this->cells();
-    if (cells.size() > kMostCells) cells.resize(kMostCells);
-    std::vector<Filled> plans = region_.base.pipeline > 1 ? of_pipeline(cells) : plans_of(cells);
-    std::sort(plans.begin(), plans.end());
-    const auto end = std::find_if_not(plans.begin(), plans.end(),
-                                      [](const Filled& plan) { return plan.may_fit(); });
-    const auto fitting = static_cast<size_t>(end - plans.begin());
-    plans.resize(std::min(plans.size(), std::clamp<size_t>(fitting, 1, most)));
+    const std::vector<Filled> cells = fitting(this->cells(), kMostCells);
+    const bool is_pipeline = region_.base.pipeline > 1;
     std::vector<Plan> result;
-    for (const Filled& plan : plans) {
+    for (const Filled& plan :
+         fitting(is_pipeline ? plans_of(cells) : bounded_plans_of(cells), most)) {
       result.push_back(plan_of(*region_.space, region_.base, plan.choice));
     }
     return result;
   }
 
  private:
-  // The emptiest first.
+  // The emptiest of them that may fit, at most so many; or the one that misses by least.
+  static std::vector<Filled> fitting(std::vector<Filled> all, size_t most) {
+    std::sort(all.begin(), all.end());
+    const auto end =
+        std::find_if_not(all.begin(), all.end(), [](const Filled& one) { return one.may_fit(); });
+    const auto count = static_cast<size_t>(end - all.begin());
+    all.resize(std::min(all.size(), std::clamp<size_t>(count, 1, most)));
+    return all;
+  }
+
   std::vector<Filled> cells() const {
     std::vector<Filled> cells;
     std::vector<Plan> plans;
@@ -85,12 +89,11 @@ class EmptiestPlans {
       }
       cells[i].fullness = fullness_of(needed, usable_);
     }
-    std::sort(cells.begin(), cells.end());
     return cells;
   }
 
-  // Of a pipeline a cell's bound is that of its plans.
-  std::vector<Filled> of_pipeline(const std::vector<Filled>& cells) const {
+  // As full as their cells, which is all that is known of a pipeline's.
+  std::vector<Filled> plans_of(const std::vector<Filled>& cells) const {
     std::vector<Filled> plans;
     for (const Filled& cell : cells) {
       for (const Choice& choice : choices_of_cell(*region_.space, region_.base, cell.choice)) {
@@ -100,7 +103,7 @@ class EmptiestPlans {
     return plans;
   }
 
-  std::vector<Filled> plans_of(const std::vector<Filled>& cells) const {
+  std::vector<Filled> bounded_plans_of(const std::vector<Filled>& cells) const {
     Bounds bounds(setting_.model, region_.base, *region_.space, costs_);
     std::vector<Choice> opened, choices;
     for (const Filled& cell : cells) opened.push_back(cell.choice);
@@ -108,17 +111,15 @@ class EmptiestPlans {
     Tasks profiles;
     bounds.open(opened, profiles);
     run_all(profiles, hardware_threads());
-    for (const Choice& cell : opened) {
-      const std::vector<Choice> its = choices_of_cell(*region_.space, region_.base, cell);
-      choices.insert(choices.end(), its.begin(), its.end());
-    }
+    std::vector<Filled> plans = plans_of(cells);
+    for (const Filled& plan : plans) choices.push_back(plan.choice);
     known_.refuse_if_interrupted();
     profiles.clear();
     bounds.refine(choices, profiles);
     run_all(profiles, hardware_threads());
-    std::vector<Filled> plans;
-    for (const Choice& choice : choices) {
-      plans.push_back({fullness_of(bounds.least_memory(choice), usable_), choice});
+    for (Filled& plan : plans) {
+      const double own = fullness_of(bounds.least_memory(plan.choice), usable_);
+      plan.fullness = std::max(plan.fullness, own);
     }
     return plans;
   }
