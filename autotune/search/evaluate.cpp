@@ -76,6 +76,12 @@ Usable usable_of(const Machine& machine) {
   return result;
 }
 
+std::array<Bytes, kPlaces> arenas_of(const std::vector<PlacePeak>& peaks) {
+  std::array<Bytes, kPlaces> arenas{};
+  for (const PlacePeak& peak : peaks) arenas[static_cast<size_t>(peak.place)] = peak.arena;
+  return arenas;
+}
+
 Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) {
   Bytes excess;
   for (size_t p = 0; p < kPlaces; ++p) excess = std::max(excess, memory[p] - usable[p]);

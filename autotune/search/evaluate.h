@@ -25,6 +25,9 @@ struct Outcome {
 
 Usable usable_of(const Machine& machine);
 
+// By place what is reserved there.
+std::array<Bytes, kPlaces> arenas_of(const std::vector<PlacePeak>& peaks);
+
 // What a plan lacks of the memory that fills most beyond what is usable; not above 0 where it fits.
 Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable);
 // How full the fullest memory is: needed over usable, of those of which something is needed.

@@ -306,9 +306,7 @@ void Search::cut_nodes() {
     peaks[i] = cell_memory(model_, plans[i], profile, usable_);
   });
   for (size_t i = 0; i < cells.size(); ++i) {
-    std::array<Bytes, kPlaces> least{};
-    for (const PlacePeak& peak : peaks[i]) least[static_cast<size_t>(peak.place)] = peak.arena;
-    if (excess_of(least).count > 0) {
+    if (excess_of(arenas_of(peaks[i])).count > 0) {
       infeasible_.refuse(plan(cells[i]), region(cells[i]).cell_size, peaks[i]);
     } else {
       queue_.push({{times[i], 0, cells[i]}, Granularity::kCell});
@@ -465,7 +463,7 @@ void Search::push(const Rank& rank, Granularity granularity) {
   queue_.push({rank, granularity});
 }
 
-// What a round that is cut short leaves waits in the queue.
+// What a round that is cut short leaves waits in the queue; a thread is at one plan at a time.
 void Search::simulate_all(const std::vector<Rank>& plans) {
   std::vector<std::optional<Outcome>> outcomes(plans.size());
   const double begin = seconds();
@@ -474,14 +472,16 @@ void Search::simulate_all(const std::vector<Rank>& plans) {
     if (!is_cut) outcomes[i] = evaluate(plans[i].id);
   };
   parallel_for(plans.size(), threads_, work, [&](size_t, size_t finished) {
-    // Every other thread is at one plan at most.
     const bool any_left = finished + static_cast<size_t>(threads_) <= plans.size();
     if (round_s_ > kLongRound_s && any_left && must_stop()) is_cut = true;
   });
   round_s_ = seconds() - begin;
   for (size_t i = 0; i < plans.size(); ++i) {
-    if (outcomes[i]) record(plans[i].id, *std::move(outcomes[i]));
-    if (!outcomes[i]) queue_.push({plans[i], Granularity::kBoundedPlan});
+    if (outcomes[i]) {
+      record(plans[i].id, *std::move(outcomes[i]));
+    } else {
+      queue_.push({plans[i], Granularity::kBoundedPlan});
+    }
   }
 }
 

@@ -23,15 +23,7 @@ std::optional<Setting> random_layout(Numbers& numbers) {
   setting.stack = {};
   setting.plan.global_batch = setting.plan.devices << numbers.below(2);
   setting.open = {};
-  std::vector<Plan> legal;
-  for (Plan& layout : layouts_of(setting.model, setting.plan, knobs_of(KnobSearch::kLayout))) {
-    try {
-      check(layout, setting.model);
-      legal.push_back(std::move(layout));
-    } catch (const Error&) {
-      // Not legal.
-    }
-  }
+  const std::vector<Plan> legal = all_legal_layouts(setting);
   if (legal.empty()) return std::nullopt;
   setting.plan = legal[static_cast<size_t>(numbers.below(std::ssize(legal)))];
   return setting;

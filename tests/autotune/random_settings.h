@@ -8,6 +8,7 @@
 
 #include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/setting.h"
+#include "autotune/space/layout.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "tests/numbers.h"
@@ -65,6 +66,20 @@ inline Setting setting_of(const char* model, int64_t layers, const char* machine
   setting.stack = load_stack("typical");
   setting.plan = resolve_plan(request);
   return setting;
+}
+
+// With every degree open; there may be none.
+inline std::vector<Plan> all_legal_layouts(const Setting& setting) {
+  std::vector<Plan> legal;
+  for (Plan& layout : layouts_of(setting.model, setting.plan, knobs_of(KnobSearch::kLayout))) {
+    try {
+      check(layout, setting.model);
+      legal.push_back(std::move(layout));
+    } catch (const Error&) {
+      // Not legal.
+    }
+  }
+  return legal;
 }
 
 // None where no layout is legal.

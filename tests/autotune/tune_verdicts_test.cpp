@@ -38,14 +38,7 @@ Question random_question(Numbers& numbers) {
   plan.global_batch = plan.devices << numbers.below(2);
   setting.open = {};
   question.space.open.add(KnobId::kMicroBatch).add(KnobId::kActivations);
-  for (Plan& layout : layouts_of(setting.model, plan, knobs_of(KnobSearch::kLayout))) {
-    try {
-      check(layout, setting.model);
-      question.space.layouts.push_back(std::move(layout));
-    } catch (const Error&) {
-      // Not legal.
-    }
-  }
+  question.space.layouts = all_legal_layouts(setting);
   return question;
 }
 

@@ -1,7 +1,6 @@
 #include "autotune/complete/estimates/emptiest_plans.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <utility>
 
@@ -82,12 +81,9 @@ class EmptiestPlans {
     LayerProfiles layers(setting_.model, costs_);
     layers.prepare(plans, hardware_threads());
     for (size_t i = 0; i < cells.size(); ++i) {
-      std::array<Bytes, kPlaces> needed{};
-      for (const PlacePeak& peak :
-           cell_memory(setting_.model, plans[i], layers.of(plans[i]), usable_)) {
-        needed[static_cast<size_t>(peak.place)] = peak.arena;
-      }
-      cells[i].fullness = fullness_of(needed, usable_);
+      const std::vector<PlacePeak> least =
+          cell_memory(setting_.model, plans[i], layers.of(plans[i]), usable_);
+      cells[i].fullness = fullness_of(arenas_of(least), usable_);
     }
     return cells;
   }

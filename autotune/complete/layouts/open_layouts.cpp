@@ -243,15 +243,11 @@ class LayoutBounds::Judge {
   }
 
   std::array<Bytes, kPlaces> least_memory(const Plan& plan, const Usable& usable) const {
-    std::array<Bytes, kPlaces> needed{};
     const std::vector<PlacePeak> least =
         ballast::least_memory(of_.model, of_.stack, plan, profiles_.of(plan), usable);
     // What is not known is taken for what Ballast's graphs need.
-    for (const PlacePeak& peak :
-         least.empty() ? cell_memory(of_.model, plan, profiles_.of(plan), usable) : least) {
-      needed[static_cast<size_t>(peak.place)] = peak.arena;
-    }
-    return needed;
+    return arenas_of(least.empty() ? cell_memory(of_.model, plan, profiles_.of(plan), usable)
+                                   : least);
   }
 
   const Setting& of_;
