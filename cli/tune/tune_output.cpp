@@ -9,6 +9,7 @@
 #include "cli/text/tables.h"
 #include "cli/text/why_slower.h"
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/interval.h"
 
 namespace ballast {
@@ -60,18 +61,23 @@ OrderedJson next_json(const SearchResult& found) {
 OrderedJson search_json(const SearchResult& found, const Stack& stack, const Model* model) {
   const size_t near = near_ties(found);
   OrderedJson ranked = OrderedJson::array();
-  for (const Candidate& candidate : found.ranked) {
-    if (ranked.size() == kRankedInJson) break;
-    ranked.push_back(
-        {{"step_time_s", candidate.step_time.seconds()},
-         {"tokens_per_s", candidate.tokens_per_s},
-         {"gpu_bytes", memory_of(candidate, Place::kHbm).count},
-         {"cpu_bytes", memory_of(candidate, Place::kDram).count},
-         {"bound_s", candidate.bound.seconds()},
-         {"tie", near > 1 && ranked.size() < near},
-         {"runs_on", model == nullptr ? OrderedJson::array()
-                                      : runs_on_json(runs_on(*model, candidate.plan, stack))},
-         {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
+  const size_t count = std::min(found.ranked.size(), kRankedInJson);
+  std::vector<OrderedJson> devices(count, OrderedJson::array());
+  if (model != nullptr) {
+    parallel_for(count, hardware_threads(), [&](size_t i) {
+      devices[i] = runs_on_json(runs_on(*model, found.ranked[i].plan, stack));
+    });
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const Candidate& candidate = found.ranked[i];
+    ranked.push_back({{"step_time_s", candidate.step_time.seconds()},
+                      {"tokens_per_s", candidate.tokens_per_s},
+                      {"gpu_bytes", memory_of(candidate, Place::kHbm).count},
+                      {"cpu_bytes", memory_of(candidate, Place::kDram).count},
+                      {"bound_s", candidate.bound.seconds()},
+                      {"tie", near > 1 && ranked.size() < near},
+                      {"runs_on", std::move(devices[i])},
+                      {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
   }
   OrderedJson reasons = OrderedJson::array();
   for (const InfeasibleReason& reason : found.reasons) {

@@ -68,6 +68,8 @@ namespace {
 
 // The pass before `place`, and the last of those that build_pipeline() runs.
 constexpr std::string_view kLastUnplaced = "gemm codes";
+// Micro-batches of a step that stands for one of many: a first, a last and two between.
+constexpr int64_t kFewToAsk = 4;
 
 Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
                   const StackFacts& facts, Folding folding = Folding::kAuto) {
@@ -104,14 +106,12 @@ Graph build_to_ask(const Model& model, const Plan& plan) {
   check(plan, model);
   if (plan.pipeline == 1) {
     Plan asked = plan;
-    asked.global_batch = std::min<int64_t>(4, plan.accumulation()) * plan.data * *plan.micro_batch;
+    asked.global_batch = std::min(kFewToAsk, plan.accumulation()) * plan.data * *plan.micro_batch;
     return build_unplaced(model, asked, StackFacts{});
   }
   // Interleaved stages want their number to divide that of the micro-batches.
-  const int64_t few = std::min(std::max<int64_t>(8, 2 * plan.pipeline), plan.accumulation());
-  const StackFacts own = facts_of(StackFacts{}, plan);
-  return run_passes(build_pipeline_to_ask(model, plan, own, few), {model, plan, own}, "place",
-                    "place");
+  const int64_t few = std::min(round_up(kFewToAsk, plan.pipeline), plan.accumulation());
+  return build_pipeline_to_ask(model, plan, facts_of(StackFacts{}, plan), few);
 }
 
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {

@@ -23,8 +23,8 @@ Graph build_to_run(const Model& model, const Plan& plan);
 // The same without the edges.
 Graph build_to_run_placed(const Model& model, const Plan& plan);
 // What stands for it where a device is asked whether it carries out its operations: of few
-// micro-batches, whose first, last and those between ask for all that a long step asks for. Of a
-// pipeline their number decides whether its turns are spread, and a step that is spread is whole.
+// micro-batches, whose first, last and those between ask for all that a long step asks for, and
+// without addresses. Whether a pipeline's turns are spread the plan's own number decides.
 Graph build_to_ask(const Model& model, const Plan& plan);
 
 // All of build but places and edges, both of which link() adds: what lives when is known, which is

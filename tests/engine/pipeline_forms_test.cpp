@@ -6,9 +6,11 @@
 
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/core/capabilities.h"
 #include "sim/graph/passes/passes.h"
 #include "sim/graph/schedules/pipeline.h"
 #include "tests/engine/tiny_machine.h"
+#include "tests/numbers.h"
 
 namespace ballast {
 namespace {
@@ -115,26 +117,53 @@ TEST(pipeline_forms, wait_alike_where_the_host_reads_the_rows_of_experts) {
   }
 }
 
-// What a device is asked of a step is asked of few micro-batches where turns are folded: a step of
-// ten thousand would take gigabytes to say that it does not run.
+// Some of what makes operations of its own: what leaves, what flows, how a step is taken and where.
+Plan moving_plan(tests::Numbers& numbers, Plan plan) {
+  for (int kind = 0; kind < kModuleKinds; ++kind) {
+    const auto module = static_cast<ModuleKind>(kind);
+    if (!saves_output(module)) continue;
+    const bool leaves = numbers.below(3) == 0;
+    if (leaves) plan.activations->fate[static_cast<size_t>(kind)] = ActivationFate::kOffload;
+  }
+  plan.activations->offload_share = numbers.below(2) == 0 ? 0.5 : 1;
+  plan.weights.flow_share = 0.5 * static_cast<double>(numbers.below(3));
+  plan.optimizer.placement = static_cast<OptimizerPlacement>(numbers.below(2));
+  plan.optimizer.sync = static_cast<SyncMode>(numbers.below(3));
+  plan.optimizer.undo = static_cast<UndoKind>(numbers.below(2));
+  plan.optimizer.cast = static_cast<CastPlacement>(numbers.below(2));
+  plan.optimizer.gpu_buckets = numbers.below(3);
+  if (plan.optimizer.placement == OptimizerPlacement::kGpu) plan.optimizer.gpu_buckets = 0;
+  return plan;
+}
+
+// All that a device is asked about: of every operation its variants and what it takes.
+auto asked_of(const Graph& graph) {
+  std::set<std::tuple<OpKind, int, Role, DType>> all;
+  for (const Program* program : {&graph.step, &graph.repair}) {
+    for (const Op& op : program->ops) {
+      const WorkVariants variants = variants_of(op, graph);
+      for (int v = 0; v < kWorkVariants; ++v) {
+        if (variants.has(static_cast<WorkVariant>(v))) all.insert({op.kind, v, {}, {}});
+      }
+      for (const Access& access : op.accesses) {
+        all.insert({op.kind, -1, access.role, graph.tensor(access.tensor).dtype});
+      }
+    }
+  }
+  return all;
+}
+
+// What a device is asked of a step is asked of few micro-batches: a step of ten thousand would take
+// gigabytes to say that it does not run.
 TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) {
   int surely = 0;
   for (const Shape& shape : {Shape{2, 1, 6000}, Shape{4, 2, 3000}, Shape{12, 2, 9600}}) {
     const Model model = model_of(shape);
     const Plan plan = plan_of(shape);
-    const auto asked = [](const Graph& graph) {
-      std::set<std::tuple<OpKind, Role, DType>> all;
-      for (const Op& op : graph.step.ops) {
-        for (const Access& access : op.accesses) {
-          all.insert({op.kind, access.role, graph.tensor(access.tensor).dtype});
-        }
-      }
-      return all;
-    };
     const Graph whole = build_to_run_placed(model, plan);
     const Graph few = build_to_ask(model, plan);
     ASSERT_FALSE(whole.blocks.empty()) << "it is not folded";
-    EXPECT_EQ(asked(few), asked(whole));
+    EXPECT_EQ(asked_of(few), asked_of(whole));
     EXPECT_LT(20 * few.step.ops.size(), whole.step.ops.size());
     // What needs no graph to be known as folded begins with a turn as well.
     surely += is_surely_folded(model, plan) ? 1 : 0;
@@ -145,6 +174,25 @@ TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) 
   EXPECT_FALSE(is_surely_folded(model_of(small), plan_of(small)));
   EXPECT_EQ(build_to_ask(model_of(small), plan_of(small)).step.ops.size(),
             build_to_run_placed(model_of(small), plan_of(small)).step.ops.size());
+}
+
+TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_spread_step_asks_for) {
+  tests::Numbers numbers(20261128);
+  size_t shorter = 0;
+  for (int i = 0; i < 150; ++i) {
+    const int64_t stages = 1 + numbers.below(4);
+    const int64_t chunks = stages == 1 ? 1 : 1 + numbers.below(3);
+    const int64_t rounds = 1 + numbers.below(12);
+    const Shape shape{stages, chunks, chunks > 1 ? rounds * stages : rounds};
+    const Model model = model_of(shape);
+    const Plan plan = moving_plan(numbers, plan_of(shape));
+    const Graph whole = build_to_run_placed(model, plan);
+    ASSERT_TRUE(whole.blocks.empty()) << "it is folded";
+    const Graph few = build_to_ask(model, plan);
+    EXPECT_EQ(asked_of(few), asked_of(whole)) << "of plan " << i;
+    shorter += few.step.ops.size() < whole.step.ops.size() ? 1 : 0;
+  }
+  EXPECT_GT(shorter, 75U);
 }
 
 }  // namespace

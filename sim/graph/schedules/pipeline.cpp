@@ -241,9 +241,7 @@ Graph build_pipeline_to_ask(const Model& model, const Plan& plan, const StackFac
                             int64_t micro_batches) {
   const Plan fewer = with_micro_batches(plan, micro_batches);
   Chunks chunks(model, fewer, facts);
-  const Turns turns = turns_for(chunks.context(), plan, Folding::kIfLarge);
-  if (turns == Turns::kFolded || fewer == plan) return build_from(chunks, turns);
-  return build_pipeline(model, plan, facts, Folding::kOff);
+  return build_from(chunks, turns_for(chunks.context(), plan, Folding::kIfLarge));
 }
 
 }  // namespace ballast

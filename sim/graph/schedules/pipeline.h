@@ -32,7 +32,8 @@ struct FoldedPipeline {
 };
 FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFacts& facts,
                             int64_t micro_batches);
-// What a device is to run; where that is folded, with so many micro-batches.
+// What a device is to run, with so many micro-batches in place of the plan's: these decide whether
+// it is folded.
 Graph build_pipeline_to_ask(const Model& model, const Plan& plan, const StackFacts& facts,
                             int64_t micro_batches);
 
