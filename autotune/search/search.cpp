@@ -92,7 +92,9 @@ class Search {
   void simulate_plans();
   void simulate_all(const std::vector<Rank>& plans);
   bool ruled_out(const Rank& rank) const;
-  Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const;
+  Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const {
+    return ballast::excess_of(memory, usable_);
+  }
   Outcome evaluate(const PlanId& id) const;
   void record(const PlanId& id, Outcome outcome);
   void report(Duration bound) const;
@@ -139,8 +141,9 @@ void Search::start_with(const Plan& plan) {
 }
 
 SearchResult Search::run() {
-  CHECK(!regions_.empty());
-  if (regions_.front().base.devices > machine_.devices) {
+  if (regions_.empty()) {
+    CHECK(must_stop());  // before there was a space
+  } else if (regions_.front().base.devices > machine_.devices) {
     infeasible_.refuse_for_devices(plan({}), result_.considered);
   } else if (options_.exhaustive) {
     enumerate_all();
@@ -500,10 +503,6 @@ bool Search::ruled_out(const Rank& rank) const {
   return rank > best;
 }
 
-Bytes Search::excess_of(const std::array<Bytes, kPlaces>& memory) const {
-  return ballast::excess_of(memory, usable_);
-}
-
 Outcome Search::evaluate(const PlanId& id) const {
   const Plan one = plan(id);
   const std::vector<MemoryReuse>& ways = region(id).space->memory_reuse;
@@ -580,7 +579,8 @@ SearchResult search(const Model& model, const SearchSpace& space, const Machine&
   CHECK(!space.layouts.empty());
   Search search(model, machine, measurements, space.layouts.front(), options);
   const int threads = options.threads > 0 ? options.threads : hardware_threads();
-  const std::vector<SharedSpace> spaces = shared_spaces(model, space.layouts, space.open, threads);
+  const std::vector<SharedSpace> spaces =
+      shared_spaces(model, space.layouts, space.open, threads, options.interrupted);
   for (size_t i = 0; i < spaces.size(); ++i) {
     search.add(space.layouts[i], spaces[i].space, spaces[i].cell_size);
   }

@@ -23,18 +23,22 @@ std::string space_key(const Plan& plan) {
 }  // namespace
 
 std::vector<SharedSpace> shared_spaces(const Model& model, const std::vector<Plan>& layouts,
-                                       const OpenKnobs& open, int threads) {
+                                       const OpenKnobs& open, int threads,
+                                       const std::function<bool()>& interrupted) {
+  const auto must_stop = [&] { return interrupted && interrupted(); };
   std::map<std::string, SharedSpace> spaces;
   Tasks tasks;
   for (const Plan& layout : layouts) {
     const auto [found, is_new] = spaces.try_emplace(space_key(layout));
     if (!is_new) continue;
     tasks.push_back([&, &shared = found->second] {
+      if (must_stop()) return;
       shared.space = std::make_shared<const Space>(space_of(model, layout, open));
       shared.cell_size = static_cast<int64_t>(choices_of_cell(*shared.space, layout, {}).size());
     });
   }
   run_all(tasks, threads);
+  if (must_stop()) return {};
   std::vector<SharedSpace> result;
   for (const Plan& layout : layouts) result.push_back(spaces.at(space_key(layout)));
   return result;

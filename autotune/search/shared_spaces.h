@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,8 +19,10 @@ struct SharedSpace {
   int64_t cell_size = 0;  // plans of one micro-batch and choice of activations
 };
 
-// One for every layout, in their order. Requires check(layout, model) of each to pass.
+// One for every layout, in their order; none where `interrupted` says so, which is asked on any
+// thread and may be empty. Requires check(layout, model) of each to pass.
 std::vector<SharedSpace> shared_spaces(const Model& model, const std::vector<Plan>& layouts,
-                                       const OpenKnobs& open, int threads);
+                                       const OpenKnobs& open, int threads,
+                                       const std::function<bool()>& interrupted);
 
 }  // namespace ballast
