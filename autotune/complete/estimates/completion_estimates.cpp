@@ -406,18 +406,21 @@ TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan&
   };
   if (!is_told_from_shorter(plan)) return time_of(plan).step;
   const ShortSteps steps = short_steps(plan);
-  const int64_t longer = steps.first + steps.more;
+  int64_t longer = steps.first + steps.more;
   // Each takes a graph of its own: side by side as long as a thread is free, for graphs are large.
   const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();
   const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
   const auto how = alone ? std::launch::async : std::launch::deferred;
   std::future<ShortStep> of_longer =
       std::async(how, [&] { return time_of(with_at_most(plan, longer)); });
-  const ShortStep first = time_of(with_at_most(plan, steps.first));
-  const ShortStep second = of_longer.get();
-  // A pipeline that is spread in a short step may be folded in a longer one: they tell nothing of
-  // each other.
-  if (first.busy.size() != second.busy.size()) return time_of(plan).step;
+  ShortStep first = time_of(with_at_most(plan, steps.first));
+  ShortStep second = of_longer.get();
+  // A pipeline that is spread in a short step may be folded in a longer one, and then in all that
+  // are longer still: the two tell nothing of each other.
+  if (first.busy.size() != second.busy.size()) {
+    longer = std::min(longer + steps.more, plan.accumulation());
+    first = std::exchange(second, time_of(with_at_most(plan, longer)));
+  }
   const auto beyond = static_cast<double>(plan.accumulation() - longer);
   const auto lengthened = [&](Duration less, Duration more) {
     const auto each = static_cast<double>(more.ps - less.ps) / static_cast<double>(steps.more);
