@@ -300,8 +300,9 @@ void HostModules::part_attention(const Call& call) const {
   const Argument gradient = call.find(Role::kParameterGradient);
   const auto backward = [&](View to, bool adds) {
     transformer::part_attention_backward(
-        model_, shape, part, out, log_sum_exp,
-        view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
+        model_, shape, part,
+        {out, log_sum_exp,
+         view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width())},
         view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), attention, to,
         adds);
   };

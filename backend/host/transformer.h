@@ -162,11 +162,23 @@ struct PartOfAttention {
   std::vector<KeyGradient> before;  // of all in keys_values but the last
   ConstView after;                  // what parts after it have left of its own; without data: none
 };
+// What the forward of a part made, and the gradient of its output.
+struct PartResult {
+  ConstView out;
+  ConstView log_sum_exp;
+  ConstView dout;
+};
 // dqkv: [T, H*D + K*D + K*value size], complete: no part after it may follow.
-void part_attention_backward(const Model&, Shape, const PartOfAttention& part, ConstView out,
-                             ConstView log_sum_exp, ConstView dout, View dqkv,
-                             const AttentionOf& attention = {}, View dparams = {},
-                             bool accumulate = false);
+void part_attention_backward(const Model&, Shape, const PartOfAttention& part,
+                             const PartResult& result, View dqkv, const AttentionOf& attention = {},
+                             View dparams = {}, bool accumulate = false);
+// The same in two calls, between which other ranks find more for `after`: the gradients of the
+// part's own rows as attention has them, heads: like dqkv, fp32 (fp64), in which `after` has no say
+// yet; and from there dqkv and the gradients of the norms, which are added to dparams.
+void part_heads_backward(const Model&, Shape, const PartOfAttention& part, const PartResult& result,
+                         View heads, const AttentionOf& attention, View dparams, bool accumulate);
+void part_rows_backward(const Model&, Shape, const PartOfAttention& part, View heads, View dqkv,
+                        const AttentionOf& attention, View dparams);
 // kQkv forward, whose queries [T, H*D] lie apart from keys and values [T, K*D + K*value size].
 void part_qkv_forward(const Model&, ConstView x, ConstView params, View q, View keys_values);
 

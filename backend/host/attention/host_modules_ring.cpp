@@ -73,29 +73,18 @@ class HostModules::Ring {
     }
   }
 
-  // A rank's pieces go back latest first, each once what later ones have left for its keys and
-  // values is there. Of a zigzag the first rank has the last piece, whose queries have gradients
-  // for pieces of the second; the second's are complete only then, and those that it has for the
-  // first piece come last. Without one only the latter go back.
+  // Both ranks find what their queries have for all keys and values, side by side; then each gives
+  // the other's to it, and what is its own is complete. Only of a zigzag do both see the other's.
   void backward(View gradient) {
     own_.assign(static_cast<size_t>(tokens_ * pair_), 0.0F);
     given_ = own_;
-    const bool is_first = modules_.place_.context == 0;
-    const bool is_zigzag = modules_.plan_.context_balance == ContextBalance::kZigzag;
-    if (is_first) {
-      if (is_zigzag) {
-        backward_of(pieces_.size() - 1, gradient);
-        modules_.exchanges_->pass_back(call_.op.lane, 0, given_);
-      }
-      take(1);
-      backward_of(0, gradient);
-      return;
+    heads_.assign(static_cast<size_t>(tokens_ * model_.qkv_width()), 0.0F);
+    for_own([&](size_t i) { heads_backward(i, gradient); });
+    for (const int64_t from : {int64_t{0}, int64_t{1}}) {
+      const bool is_zigzag = modules_.plan_.context_balance == ContextBalance::kZigzag;
+      if (from == 1 || is_zigzag) hand_over(from);
     }
-    if (is_zigzag) take(0);
-    for (size_t i = pieces_.size(); i-- > 0;) {
-      if (pieces_[i].is_own) backward_of(i, gradient);
-    }
-    modules_.exchanges_->pass_back(call_.op.lane, 1, given_);
+    for_own([&](size_t i) { rows_backward(i, gradient); });
   }
 
  private:
@@ -144,26 +133,52 @@ class HostModules::Ring {
     return part;
   }
 
-  void take(int64_t from) {
+  void hand_over(int64_t from) {
+    if (modules_.place_.context == from) {
+      modules_.exchanges_->pass_back(call_.op.lane, from, given_);
+      return;
+    }
     std::vector<float> taken(own_.size());
     modules_.exchanges_->pass_back(call_.op.lane, from, taken);
     for (size_t i = 0; i < taken.size(); ++i) own_[i] += taken[i];
   }
 
-  void backward_of(size_t i, View gradient) {
+  // Pieces of this rank, latest first: they leave gradients for those before them.
+  template <class Body>
+  void for_own(const Body& body) const {
+    for (size_t i = pieces_.size(); i-- > 0;) {
+      if (pieces_[i].is_own) body(i);
+    }
+  }
+
+  View heads(size_t i, int64_t sequence) {
+    return rows({heads_.data(), DType::kF32, tokens_, model_.qkv_width()}, i, sequence);
+  }
+
+  // What its queries have for all keys and values that they see.
+  void heads_backward(size_t i, View gradient) {
     const View dout = view(call_.find(Role::kOutputGradient), tokens_, model_.attention_width());
-    const View dqkv = view(call_.find(Role::kInputGradient), tokens_, model_.qkv_width());
     for (int64_t sequence = 0; sequence < sequences_; ++sequence) {
       transformer::PartOfAttention part = part_of(i, sequence);
       for (size_t k = 0; k < i; ++k) {
         std::vector<float>& sums = pieces_[k].is_own ? own_ : given_;
         part.before.push_back({rows(floats(sums), k, sequence), true});
       }
+      const transformer::PartResult result{output(i, sequence), statistics(i, sequence),
+                                           rows(dout, i, sequence)};
+      transformer::part_heads_backward(model_, shape_of(i), part, result, heads(i, sequence),
+                                       attention(), gradient, std::exchange(wrote_, true));
+    }
+  }
+
+  // What all queries of either rank have for its keys and values, to what they were made from.
+  void rows_backward(size_t i, View gradient) {
+    const View dqkv = view(call_.find(Role::kInputGradient), tokens_, model_.qkv_width());
+    for (int64_t sequence = 0; sequence < sequences_; ++sequence) {
+      transformer::PartOfAttention part = part_of(i, sequence);
       part.after = rows(floats(own_), i, sequence);
-      transformer::part_attention_backward(model_, shape_of(i), part, output(i, sequence),
-                                           statistics(i, sequence), rows(dout, i, sequence),
-                                           rows(dqkv, i, sequence), attention(), gradient,
-                                           std::exchange(wrote_, true));
+      transformer::part_rows_backward(model_, shape_of(i), part, heads(i, sequence),
+                                      rows(dqkv, i, sequence), attention(), gradient);
     }
   }
 
@@ -182,7 +197,8 @@ class HostModules::Ring {
   // other rank's; [tokens_, pair_].
   std::vector<float> own_;
   std::vector<float> given_;
-  bool wrote_ = false;  // the gradient of the parameters
+  std::vector<float> heads_;  // of this rank's rows as attention has them; [tokens_, qkv width]
+  bool wrote_ = false;        // the gradient of the parameters
 };
 
 void HostModules::ring_attention(const Call& call) const {

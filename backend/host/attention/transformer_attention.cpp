@@ -220,35 +220,68 @@ void undo_heads(const Model& model, const Rows& rows, int64_t sequence, const Pa
   norm_heads_backward(model, rows.part, packed_row, parameters, gradient, norm_sums);
 }
 
+// Of a part of one sequence, gradients of its own queries, keys and values as attention has them,
+// in packed rows; those of keys and values before it are left where the part says.
 template <class Real>
-void part_backward(const Model& model, Shape shape, const PartOfAttention& part, ConstView out,
-                   ConstView log_sum_exp, ConstView dout, View dqkv, const AttentionOf& attention,
+Real* sequence_heads_backward(const Model& model, Shape shape, const Rows& rows, int64_t sequence,
+                              const PartOfAttention& part, const PartResult& result,
+                              const AttentionOf& attention, const HeadParameters<Real>& parameters,
+                              Real* dsinks) {
+  const int64_t width = model.attention_width();
+  const int64_t count = shape.length * width;
+  const Range seen = rows.seen();
+  const Real* packed = load_rows<Real>(model, rows, sequence, part.q, part.keys_values, parameters);
+  HeadGradients<Real> d;
+  d.out = load<Real>(result.out, sequence * count, count, Slot::kHeadOutput);
+  d.dout = load<Real>(result.dout, sequence * count, count, Slot::kGradient);
+  d.out_stride = width;
+  d.log_sum_exp = reinterpret_cast<const Real*>(
+      address(result.log_sum_exp, sequence * model.heads * shape.length));
+  Real* gradient = scratch<Real>(Slot::kPackedGradient, rows.part.end * rows.width());
+  std::fill(gradient + seen.begin * rows.width(), gradient + seen.end * rows.width(), Real(0));
+  backward_heads(model, attention.layer, rows.part, packed, parameters, d, gradient, dsinks);
+  for (size_t k = 0; k < part.before.size(); ++k) {
+    leave(rows, rows.keys[k], sequence, gradient, part.before[k]);
+  }
+  return gradient;
+}
+
+// From there to what was packed, with what later parts left.
+template <class Real>
+void sequence_rows_backward(const Model& model, const Rows& rows, int64_t sequence,
+                            const PartOfAttention& part, const HeadParameters<Real>& parameters,
+                            Real* gradient, Real* norm_sums, View dqkv) {
+  const int64_t count = rows.part.size() * rows.width();
+  if (part.after.data != nullptr) collect(rows, sequence, part.after, gradient);
+  undo_heads(model, rows, sequence, part, parameters, gradient, norm_sums);
+  copy_out(gradient + rows.part.begin * rows.width(), dqkv, sequence * count, count);
+}
+
+enum class Half : uint8_t { kHeads, kRows, kBoth };
+
+// `heads`: between the halves, where only one is asked for.
+template <class Real>
+void part_backward(const Model& model, Shape shape, const PartOfAttention& part, Half half,
+                   const PartResult& result, View heads, View dqkv, const AttentionOf& attention,
                    View dparams, bool accumulate) {
   const Rows rows = rows_of_part(model, shape, part.keys_values);
   const HeadParameters<Real> parameters = head_parameters<Real>(model, attention);
   const HeadSums<Real> sums = start_sums<Real>(model, elements(attention.params));
-  const int64_t width = model.attention_width();
-  const int64_t count = shape.length * width;
-  const Range seen = rows.seen();
+  const int64_t count = shape.length * rows.width();
   for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
-    const Real* packed =
-        load_rows<Real>(model, rows, sequence, part.q, part.keys_values, parameters);
-    HeadGradients<Real> d;
-    d.out = load<Real>(out, sequence * count, count, Slot::kHeadOutput);
-    d.dout = load<Real>(dout, sequence * count, count, Slot::kGradient);
-    d.out_stride = width;
-    d.log_sum_exp =
-        reinterpret_cast<const Real*>(address(log_sum_exp, sequence * model.heads * shape.length));
-    Real* gradient = scratch<Real>(Slot::kPackedGradient, rows.part.end * rows.width());
-    std::fill(gradient + seen.begin * rows.width(), gradient + seen.end * rows.width(), Real(0));
-    backward_heads(model, attention.layer, rows.part, packed, parameters, d, gradient, sums.sinks);
-    for (size_t k = 0; k < part.before.size(); ++k) {
-      leave(rows, rows.keys[k], sequence, gradient, part.before[k]);
+    Real* gradient = nullptr;
+    if (half == Half::kRows) {
+      gradient = scratch<Real>(Slot::kPackedGradient, rows.part.end * rows.width());
+      copy_in(heads, sequence * count, count, gradient + rows.part.begin * rows.width());
+    } else {
+      gradient = sequence_heads_backward(model, shape, rows, sequence, part, result, attention,
+                                         parameters, sums.sinks);
     }
-    if (part.after.data != nullptr) collect(rows, sequence, part.after, gradient);
-    undo_heads(model, rows, sequence, part, parameters, gradient, sums.norms);
-    copy_out(gradient + rows.part.begin * rows.width(), dqkv,
-             sequence * shape.length * rows.width(), shape.length * rows.width());
+    if (half == Half::kHeads) {
+      copy_out(gradient + rows.part.begin * rows.width(), heads, sequence * count, count);
+    } else {
+      sequence_rows_backward(model, rows, sequence, part, parameters, gradient, sums.norms, dqkv);
+    }
   }
   if (sums.sinks != nullptr)
     write_sums(sums.sinks, dparams, 0, elements(attention.params), accumulate);
@@ -296,17 +329,49 @@ void part_attention_forward(const Model& model, Shape shape, ConstView q,
   });
 }
 
-void part_attention_backward(const Model& model, Shape shape, const PartOfAttention& part,
-                             ConstView out, ConstView log_sum_exp, ConstView dout, View dqkv,
-                             const AttentionOf& attention, View dparams, bool accumulate) {
-  check_part(model, shape, part.q, out, log_sum_exp, attention);
+namespace {
+
+void check_part_result(const Model& model, Shape shape, const PartOfAttention& part,
+                       const PartResult& result, const AttentionOf& attention) {
+  check_part(model, shape, part.q, result.out, result.log_sum_exp, attention);
   CHECK(part.before.size() + 1 == part.keys_values.size());
-  CHECK(dout.rows == out.rows && dout.columns == out.columns);
-  CHECK(dqkv.rows == out.rows && dqkv.columns == model.qkv_width());
+  CHECK(result.dout.rows == result.out.rows && result.dout.columns == result.out.columns);
+}
+
+}  // namespace
+
+void part_attention_backward(const Model& model, Shape shape, const PartOfAttention& part,
+                             const PartResult& result, View dqkv, const AttentionOf& attention,
+                             View dparams, bool accumulate) {
+  check_part_result(model, shape, part, result, attention);
+  CHECK(dqkv.rows == part.q.rows && dqkv.columns == model.qkv_width());
   CHECK(elements(dparams) == elements(attention.params));
   in_real_of(part.q, [&](auto real) {
-    part_backward<decltype(real)>(model, shape, part, out, log_sum_exp, dout, dqkv, attention,
+    part_backward<decltype(real)>(model, shape, part, Half::kBoth, result, {}, dqkv, attention,
                                   dparams, accumulate);
+  });
+}
+
+void part_heads_backward(const Model& model, Shape shape, const PartOfAttention& part,
+                         const PartResult& result, View heads, const AttentionOf& attention,
+                         View dparams, bool accumulate) {
+  check_part_result(model, shape, part, result, attention);
+  CHECK(heads.rows == part.q.rows && heads.columns == model.qkv_width());
+  CHECK(elements(dparams) == elements(attention.params));
+  in_real_of(part.q, [&](auto real) {
+    part_backward<decltype(real)>(model, shape, part, Half::kHeads, result, heads, {}, attention,
+                                  dparams, accumulate);
+  });
+}
+
+void part_rows_backward(const Model& model, Shape shape, const PartOfAttention& part, View heads,
+                        View dqkv, const AttentionOf& attention, View dparams) {
+  CHECK(heads.rows == part.q.rows && heads.columns == model.qkv_width());
+  CHECK(dqkv.rows == part.q.rows && dqkv.columns == model.qkv_width());
+  CHECK(elements(dparams) == elements(attention.params));
+  in_real_of(part.q, [&](auto real) {
+    part_backward<decltype(real)>(model, shape, part, Half::kRows, {}, heads, dqkv, attention,
+                                  dparams, true);
   });
 }
 
