@@ -100,7 +100,8 @@ Capabilities all_but_fp8(const std::string& described) {
            {{Role::kTokens}, {DType::kI32}}},
           {WorkVariant::kSeveralRanks})
       .also(OpKind::kLoss, {{{Role::kStatistics}, {DType::kF32}}})
-      .has({PlanFeature::kDataRanks, PlanFeature::kTensorRanks, PlanFeature::kSplitWeights});
+      .has({PlanFeature::kDataRanks, PlanFeature::kTensorRanks, PlanFeature::kSplitWeights,
+            PlanFeature::kRemoteMemory});
 }
 
 Capabilities with_fp8(Capabilities all) {

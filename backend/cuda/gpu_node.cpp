@@ -15,6 +15,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "sim/base/error.h"
+
 namespace ballast {
 
 namespace {
@@ -37,12 +39,11 @@ std::vector<int> cpus_of_node(const std::string& system, int node) {
   return cpus_of_list(line_of(fmt::format("{}/devices/system/node/node{}/cpulist", system, node)));
 }
 
-bool is_one_of_several(const std::string& system) {
-  int with_cpus = 0;
-  for (const int node : cpus_of_list(line_of(system + "/devices/system/node/online"))) {
-    with_cpus += cpus_of_node(system, node).empty() ? 0 : 1;
-  }
-  return with_cpus > 1;
+// In ascending order.
+std::vector<int> nodes_with_cpus(const std::string& system) {
+  std::vector<int> nodes = cpus_of_list(line_of(system + "/devices/system/node/online"));
+  std::erase_if(nodes, [&](int node) { return cpus_of_node(system, node).empty(); });
+  return nodes;
 }
 
 // Empty where the thread may use them from here on; else why not.
@@ -100,21 +101,58 @@ std::optional<int> node_of_gpu(const std::string& bus, const std::string& system
   return node && *node >= 0 ? node : std::nullopt;  // -1: the firmware says none
 }
 
-std::string bind_to_node_of_gpu(const std::string& bus, const std::string& system) {
-  if (!is_one_of_several(system)) return "";
-  const std::optional<int> node = node_of_gpu(bus, system);
-  if (!node) return "";
+namespace {
+
+// What memory does that its threads touch first.
+std::string said_of_memory(int node) {
+  const std::string off = prefer_memory_of(node);
+  return off.empty() ? ", and so does memory while it has room"
+                     : "; memory may lie elsewhere: " + off;
+}
+
+std::string bind_to_own_node(const std::string& bus, int node, const std::string& system) {
   int cpus = 0;
-  const std::string off_cpus = keep_on(cpus_of_node(system, *node), cpus);
-  if (!off_cpus.empty()) {
-    return fmt::format("not bound to NUMA node {}, which the GPU {} belongs to: {}", *node, bus,
-                       off_cpus);
+  const std::string off = keep_on(cpus_of_node(system, node), cpus);
+  if (!off.empty()) {
+    return fmt::format("not bound to NUMA node {}, which the GPU {} belongs to: {}", node, bus,
+                       off);
   }
-  const std::string off_memory = prefer_memory_of(*node);
   return fmt::format("threads stay on the {} CPUs of NUMA node {}, which the GPU {} belongs to{}",
-                     cpus, *node, bus,
-                     off_memory.empty() ? ", and so does memory while it has room"
-                                        : "; memory may lie elsewhere: " + off_memory);
+                     cpus, node, bus, said_of_memory(node));
+}
+
+// Of `nodes`, the next one after the GPU's own.
+std::string bind_to_next_node(const std::string& bus, int own, const std::vector<int>& nodes,
+                              const std::string& system) {
+  const auto after = std::upper_bound(nodes.begin(), nodes.end(), own);
+  const int node = after == nodes.end() ? nodes.front() : *after;
+  int cpus = 0;
+  const std::string off = keep_on(cpus_of_node(system, node), cpus);
+  if (!off.empty()) {
+    throw Error("plan, numa remote", fmt::format("not bound to NUMA node {}: {}", node, off),
+                "let the process use that node's CPUs, or set numa to local");
+  }
+  return fmt::format(
+      "threads stay on the {} CPUs of NUMA node {}, not on node {}, which the GPU "
+      "{} belongs to (numa remote){}",
+      cpus, node, own, bus, said_of_memory(node));
+}
+
+}  // namespace
+
+std::string bind_to_node_of_gpu(const std::string& bus, NumaBinding numa,
+                                const std::string& system) {
+  const std::vector<int> nodes = nodes_with_cpus(system);
+  const std::optional<int> own = node_of_gpu(bus, system);
+  const bool is_choice = own && nodes.size() > 1;
+  if (numa == NumaBinding::kLocal) return is_choice ? bind_to_own_node(bus, *own, system) : "";
+  if (!is_choice) {
+    throw Error("plan, numa remote",
+                own ? "no more than one NUMA node of this machine has CPUs"
+                    : "the system does not say which NUMA node the GPU " + bus + " belongs to",
+                "set numa to local");
+  }
+  return bind_to_next_node(bus, *own, nodes, system);
 }
 
 }  // namespace ballast

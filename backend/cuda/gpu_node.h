@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "sim/spec/plan.h"
+
 namespace ballast {
 
 // CPUs of a list as Linux writes them: "0-3,8". Empty where it is none.
@@ -23,6 +25,9 @@ std::optional<int> node_of_gpu(const std::string& bus, const std::string& system
 // Binds the calling thread to the CPUs of the GPU's node, and prefers its memory: where that is
 // full, memory is of another node. What was done, or why it was not, in a line; empty where there
 // is nothing to choose, as no more than one node has CPUs or the system knows none of the GPU.
-std::string bind_to_node_of_gpu(const std::string& bus, const std::string& system = "/sys");
+// With kRemote (Plan::numa) it is the next node with CPUs: what a wrong binding costs is measured
+// so. Throws Error where there is none, or the thread cannot be bound to it.
+std::string bind_to_node_of_gpu(const std::string& bus, NumaBinding numa,
+                                const std::string& system = "/sys");
 
 }  // namespace ballast

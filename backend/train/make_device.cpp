@@ -93,7 +93,7 @@ std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Tra
   CudaParts parts;
   parts.runtime = open_cuda_runtime(index);
   // Before the arena, and the threads that step it, are made.
-  std::string bound = bind_to_node_of_gpu(parts.runtime->properties().bus);
+  std::string bound = bind_to_node_of_gpu(parts.runtime->properties().bus, training.plan.numa);
   if (!bound.empty()) parts.notes.push_back(std::move(bound));
   parts.free_before = parts.runtime->free_memory();
   if (exchanges) parts.nccl = load_nccl(nccl_library_name());

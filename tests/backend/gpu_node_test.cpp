@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "kernels/threads.h"
+#include "sim/base/error.h"
 #include "tests/backend/temporary_folder.h"
 
 namespace ballast {
@@ -60,7 +61,7 @@ TEST(gpu_node, threads_of_a_bound_thread_stay_with_it) {
   std::string said;
   std::vector<int> own, of_worker;
   std::thread([&] {
-    said = bind_to_node_of_gpu("0019:0A:00.0", system.path());
+    said = bind_to_node_of_gpu("0019:0A:00.0", NumaBinding::kLocal, system.path());
     own = allowed_cpus();
     kernels::Workers workers(1, kernels::Pinning::kCores);
     workers.for_tiles(1, 1, [&](int64_t, int64_t) { of_worker = allowed_cpus(); });
@@ -74,7 +75,7 @@ TEST(gpu_node, cpus_that_the_process_may_not_use_are_not_taken_and_it_says_so) {
   const TemporaryFolder system;
   make_two_chips(system, "0");
   const std::vector<int> before = allowed_cpus();
-  EXPECT_EQ(bind_to_node_of_gpu("0009:01:00.0", system.path()),
+  EXPECT_EQ(bind_to_node_of_gpu("0009:01:00.0", NumaBinding::kLocal, system.path()),
             "not bound to NUMA node 0, which the GPU 0009:01:00.0 belongs to: this process may use "
             "none of its CPUs");
   EXPECT_EQ(allowed_cpus(), before);
@@ -84,10 +85,42 @@ TEST(gpu_node, nothing_is_bound_where_there_is_no_choice) {
   const TemporaryFolder system;
   make_two_chips(system, "0");
   const std::vector<int> before = allowed_cpus();
-  EXPECT_EQ(bind_to_node_of_gpu("0029:01:00.0", system.path()), "");
+  EXPECT_EQ(bind_to_node_of_gpu("0029:01:00.0", NumaBinding::kLocal, system.path()), "");
   system.write("devices/system/node/node0/cpulist", "\n");
-  EXPECT_EQ(bind_to_node_of_gpu("0019:0a:00.0", system.path()), "") << "one node has CPUs";
+  EXPECT_EQ(bind_to_node_of_gpu("0019:0a:00.0", NumaBinding::kLocal, system.path()), "")
+      << "one node has CPUs";
   EXPECT_EQ(allowed_cpus(), before);
+}
+
+std::string refusal_of_remote(const std::string& bus, const std::string& system) {
+  try {
+    bind_to_node_of_gpu(bus, NumaBinding::kRemote, system);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(gpu_node, a_plan_that_asks_for_another_chip_is_bound_to_the_next_one_or_refused) {
+  const int last = allowed_cpus().back();
+  const TemporaryFolder system;
+  make_two_chips(system, std::to_string(last));
+  std::string said;
+  std::vector<int> own;
+  std::thread([&] {
+    said = bind_to_node_of_gpu("0009:01:00.0", NumaBinding::kRemote, system.path());
+    own = allowed_cpus();
+  }).join();
+  EXPECT_TRUE(said.starts_with("threads stay on the 1 CPUs of NUMA node 1, not on node 0")) << said;
+  EXPECT_EQ(own, std::vector<int>{last});
+  // The next one after the last is the first, whose CPUs are not this process's.
+  EXPECT_NE(refusal_of_remote("0019:0a:00.0", system.path()).find("not bound to NUMA node 0"),
+            std::string::npos);
+  EXPECT_NE(refusal_of_remote("0029:01:00.0", system.path()).find("does not say"),
+            std::string::npos);
+  system.write("devices/system/node/node0/cpulist", "\n");
+  EXPECT_NE(refusal_of_remote("0019:0a:00.0", system.path()).find("no more than one NUMA node"),
+            std::string::npos);
 }
 
 }  // namespace

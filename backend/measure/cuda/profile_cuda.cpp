@@ -560,7 +560,7 @@ Profile profile_cuda(const CudaProfileOptions& options) {
   CudaProfileParts parts;
   parts.runtime = open_cuda_runtime(std::max(cuda_index_of(options.device), 0));
   // As a training does, before cores are counted and memory is touched.
-  parts.bound = bind_to_node_of_gpu(parts.runtime->properties().bus);
+  parts.bound = bind_to_node_of_gpu(parts.runtime->properties().bus, NumaBinding::kLocal);
   parts.make_kernels = [&](CudaRuntime& runtime) {
     return make_probe_kernels(runtime, options.algorithms);
   };
