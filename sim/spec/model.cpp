@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <fmt/format.h>
+#include <list>
 #include <mutex>
+#include <optional>
 
 #include "sim/spec/model_family.h"
 
@@ -336,28 +337,48 @@ std::vector<Module> make_modules(const Model& model) {
   return modules;
 }
 
-// The tables of a few models. A search asks for those of one model and of its parts, again and
-// again, and their names take longer to write than a graph of few layers to build.
+// The tables of models that were asked for last. A search asks for those of one model and of its
+// parts, again and again, and their names take longer to write than a graph of few layers to build.
 class ModuleTables {
  public:
   std::vector<Module> of(const Model& model) {
-    {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [known, modules] : tables_) {
-        if (known == model) return modules;
-      }
-    }
+    if (auto known = find(model)) return *std::move(known);
     std::vector<Module> modules = make_modules(model);
     const std::lock_guard lock(mutex_);
-    if (tables_.size() == kMost) tables_.pop_front();
-    tables_.emplace_back(model, modules);
+    tables_.push_back({model, modules});
+    parameters_ += tables_.back().parameters();
+    while (parameters_ > kMostParameters && tables_.size() > 1) {
+      parameters_ -= tables_.front().parameters();
+      tables_.pop_front();
+    }
     return modules;
   }
 
  private:
-  static constexpr size_t kMost = 16;
+  struct Table {
+    Model model;
+    std::vector<Module> modules;
+    size_t parameters() const {
+      size_t count = 0;
+      for (const Module& module : modules) count += module.parameters.size();
+      return count;
+    }
+  };
+
+  std::optional<std::vector<Module>> find(const Model& model) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(tables_.begin(), tables_.end(),
+                                    [&](const Table& table) { return table.model == model; });
+    if (found == tables_.end()) return std::nullopt;
+    tables_.splice(tables_.end(), tables_, found);
+    return found->modules;
+  }
+
+  // Some 150 bytes each with its name: a model of 256 experts a layer has 47,000.
+  static constexpr size_t kMostParameters = 750'000;
   std::mutex mutex_;
-  std::deque<std::pair<Model, std::vector<Module>>> tables_;
+  std::list<Table> tables_;  // those that were asked for last at the end
+  size_t parameters_ = 0;
 };
 
 }  // namespace

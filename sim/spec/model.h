@@ -215,7 +215,7 @@ struct Module {
 // are those of the checkpoints on the Hub, without layers of multi-token prediction. They hold
 // deepseek_v3's e_score_correction_bias, which transformers (not DeepSeek's own code) counts as a
 // buffer: its parameters() are E fewer a layer with experts. What was asked about last is
-// remembered.
+// remembered, up to some 110 MB.
 std::vector<Module> modules_of(const Model& model);
 
 // Matrix products of one shape: a token passes `active` of the `copies` that hold parameters.
