@@ -181,9 +181,23 @@ struct BucketPart {
   std::span<const float> masters;
 };
 
+// By tensor: those that weights flow in from. They may be masters of state that rests on NVMe and
+// comes in for its step, which nothing has filled before the first one.
+std::vector<bool> fetched_tensors(const Graph& graph) {
+  std::vector<bool> fetched(graph.tensors.size(), false);
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kCopy || op.phase != Phase::kFetch) continue;
+    for (const Access& access : op.accesses) {
+      if (access.role == Role::kSource) fetched[static_cast<size_t>(access.tensor)] = true;
+    }
+  }
+  return fetched;
+}
+
 // Also parts that this rank keeps in CPU memory, by (begin of them in the bucket, in what is kept).
 void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart& part,
-                 const std::vector<SharePart>& kept, std::vector<std::byte>& weights) {
+                 const std::vector<bool>& fetched, const std::vector<SharePart>& kept,
+                 std::vector<std::byte>& weights) {
   const int64_t size = size_of(spread.dtype);
   const ElementRange here{part.begin, std::ssize(part.masters)};
   weights.resize(part.masters.size() * static_cast<size_t>(size));
@@ -195,9 +209,15 @@ void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart&
   };
   for (const SharePart& own : kept) {
     const ElementRange both = overlap(own.range, here);
-    if (part.bucket.weights < 0 || both.count == 0) continue;
+    if (both.count == 0) continue;
     const int64_t to = own.in_share + both.begin - own.range.begin;
-    device.write(part.bucket.weights, 0, to * size, bytes_of(both));
+    if (part.bucket.weights >= 0) {
+      device.write(part.bucket.weights, 0, to * size, bytes_of(both));
+    } else if (part.bucket.rest >= 0 && fetched[static_cast<size_t>(part.bucket.master)]) {
+      const auto masters = part.masters.subspan(static_cast<size_t>(both.begin - part.begin),
+                                                static_cast<size_t>(both.count));
+      device.write(part.bucket.master, 0, to * size_of(DType::kF32), std::as_bytes(masters));
+    }
   }
   for (const BucketRanges::SpreadPiece& piece : spread.ranges.spread(part.bucket)) {
     const ElementRange both = overlap({piece.offset, piece.count}, here);
@@ -213,6 +233,7 @@ void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart&
 // Ranks exchange what they have of a bucket, one bucket after another, all in the same order.
 void spread_shares(TrainingDevice& device, const Spread& spread) {
   const RankShares& shares = *device.shares();
+  const std::vector<bool> fetched = fetched_tensors(spread.graph);
   std::vector<std::byte> weights;
   for (const Bucket& bucket : spread.graph.buckets) {
     const int32_t index = spread.graph.tensor(bucket.master).label.bucket;
@@ -228,7 +249,7 @@ void spread_shares(TrainingDevice& device, const Spread& spread) {
                                              static_cast<size_t>(own.range.count)));
     }
     shares.gather(index, masters);
-    spread_part(device, spread, {bucket, 0, masters}, kept, weights);
+    spread_part(device, spread, {bucket, 0, masters}, fetched, kept, weights);
   }
 }
 
@@ -242,6 +263,7 @@ void spread_weights(TrainingDevice& device, const Spread& spread) {
     for (int64_t begin = 0; begin < bucket.count; begin += kAtOnce)
       parts.push_back({&bucket, begin});
   }
+  const std::vector<bool> fetched = fetched_tensors(spread.graph);
   kernels::Workers crew(spread.threads, kernels::Pinning::kNone);
   crew.for_tiles(std::ssize(parts), 1, [&](int64_t first, int64_t last) {
     std::vector<std::byte> weights;
@@ -251,7 +273,7 @@ void spread_weights(TrainingDevice& device, const Spread& spread) {
           read_values(device, home_of(spread.graph, *bucket, StateArray::kMaster), begin,
                       std::min(kAtOnce, bucket->count - begin));
       const std::vector<SharePart> all = {{Sort::kDense, 0, {0, bucket->count}, 0}};
-      spread_part(device, spread, {*bucket, begin, masters}, all, weights);
+      spread_part(device, spread, {*bucket, begin, masters}, fetched, all, weights);
     }
   });
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
+#include <fmt/format.h>
 #include <functional>
 #include <gtest/gtest.h>
 #include <random>
@@ -240,6 +241,32 @@ TEST(StateOnNvme, trains_to_the_bits_of_state_in_memory_that_it_does_not_fit) {
              .train(1, nullptr)
              .memory) {
       EXPECT_NE(use.place, Place::kNvme);
+    }
+  }
+}
+
+// Weights that flow come from CPU memory: from 16-bit ones, or from the master in which they are
+// stepped, which must be there before the first step, and before the first after a resume.
+TEST(StateOnNvme, weights_that_flow_are_there_before_the_first_step) {
+  Model model = tiny::gpt2_model();
+  model.layers = 4;
+  const TrainerOptions options = tiny::disturbed_options();
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const CastPlacement cast : {CastPlacement::kGpu, CastPlacement::kCpu}) {
+      for (const double flow_share : {0.5, 1.0}) {
+        for (const int64_t data : {1, 2}) {
+          const auto train_on = [&](OptimizerPlacement placement) {
+            Plan plan = plan_on(placement, data, data > 1 ? 3 : 0);
+            plan.dtype = dtype;
+            plan.optimizer.cast = cast;
+            plan.weights.flow_share = flow_share;
+            return tiny::train(model, plan, options, tiny::kSteps, false);
+          };
+          tiny::expect_same(train_on(OptimizerPlacement::kNvme), train_on(OptimizerPlacement::kCpu),
+                            fmt::format("{}, cast on the {}, {} ranks, {} flow", to_string(dtype),
+                                        to_string(cast), data, flow_share));
+        }
+      }
     }
   }
 }
