@@ -132,9 +132,13 @@ RankViews rank_views(const RankShares& shares, const Plan& plan, const RankOptio
 BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step, int rank) {
   BatchRequest request;
   request.split = split;
-  request.step = step;
-  request.micro_batch = op.label.micro_batch;
-  if (split == Split::kTraining) request.micro_batch += rank * plan.accumulation();
+  if (split == Split::kTraining) {
+    request.step = step;
+    request.micro_batch = op.label.micro_batch + rank * plan.accumulation();
+  } else {
+    // One after another of the same step: the sequences do not depend on a micro-batch's size.
+    request.micro_batch = step;
+  }
   request.sequences = *plan.micro_batch;
   request.length = plan.sequence_length;
   return request;

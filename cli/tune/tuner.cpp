@@ -74,8 +74,14 @@ SearchResult Tuner::run(const std::string& label) {
 }
 
 MeasureResult Tuner::measure_plans(SearchResult& found) {
-  cache_.stop_watching();
   add_candidates(found);
+  cache_.stop_watching();
+  if (cache_.interrupted()) {
+    MeasureResult nothing;
+    nothing.measurements = measurements_;
+    nothing.interrupted = true;
+    return nothing;
+  }
   MeasureResult result = run_closed_loop(
       {of_, fmt::format("{}, {} layouts", text_of(space_.open), space_.layouts.size()), flags_.loop,
        flags_.store},

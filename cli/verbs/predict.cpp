@@ -67,6 +67,12 @@ struct PredictFlags {
   }
 };
 
+// Longer ones overflow the clock where it simulates years of failures.
+CLI::Validator up_to_a_week() {
+  constexpr double kWeek_s = 7 * 86400;
+  return zero_or_more() & CLI::Range(0.0, kWeek_s);
+}
+
 void add(CLI::App& app, GoodputFlags& flags) {
   const char* const group = "Weeks of training";
   CLI::Option* rate =
@@ -82,12 +88,12 @@ void add(CLI::App& app, GoodputFlags& flags) {
   };
   beside("--days", flags.days, "DAYS", "How long the training lasts [30]", above_zero());
   beside("--detection-seconds", flags.detection_s, "SECONDS", "Until a failure is noticed [60]",
-         zero_or_more());
+         up_to_a_week());
   beside("--restart-seconds", flags.restart_s, "SECONDS",
-         "Then until the state is loaded and steps go on [300]", zero_or_more());
+         "Then until the state is loaded and steps go on [300]", up_to_a_week());
   beside("--checkpoint-seconds", flags.checkpoint_s, "SECONDS",
          "For which training rests at a checkpoint [state at the rate of the machine's NVMe]",
-         zero_or_more());
+         up_to_a_week());
   app.add_flag("--redundant-stages", flags.redundant_stages,
                "Beside it the same where every stage could go on for its successor (Bamboo)")
       ->needs(rate)
@@ -116,7 +122,7 @@ void add(VerbParser& parser, PredictFlags& flags) {
                             ->type_name("STEPS");
   app.add_option("--checkpoint-write-seconds", flags.checkpoint_write_s,
                  "How long one is written, beside the steps [at the rate of the machine's NVMe]")
-      ->check(zero_or_more())
+      ->check(up_to_a_week())
       ->needs(period)
       ->type_name("SECONDS");
   const char* const searches = "What fits at most";
@@ -410,6 +416,11 @@ int run_predict(Words words) {
   add(parser, flags);
   if (!parser.parse(words)) return kDone;
   if (flags.checkpoint_period > 0) {
+    const std::string key = "plan.checkpoint_period_steps";
+    for (const std::string& change : flags.plan.set) {
+      if (!change.starts_with(key + "=")) continue;
+      throw Error("--checkpoint-period", "--set " + change + " names it too", "name one of them");
+    }
     flags.plan.knobs[KnobId::kCheckpointPeriodSteps] = flags.checkpoint_period;
   }
   const bool searches = flags.max_model || flags.max_sequence;

@@ -28,7 +28,9 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kValidationBatches = 8;
+// What the held-out loss is of: so many sequences, and fewer of those that are long.
+constexpr int64_t kHeldOutSequences = 64;
+constexpr int64_t kHeldOutTokens = int64_t{1} << 20;
 
 struct TrainFlags {
   OutputFlags output;
@@ -198,6 +200,7 @@ double mean_loss(std::span<const StepRecord> records) {
 
 struct TrainOutcome {
   TrainResult result;
+  int64_t validation_sequences = 0;
   double validation_loss = 0;  // 0 where the run diverged, and is not asked for one
   std::unique_ptr<MetricsFile> metrics;
 };
@@ -236,6 +239,7 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
           {"last_loss",
            result.records.empty() ? OrderedJson(nullptr) : OrderedJson(result.records.back().loss)},
           {"validation_loss", outcome.validation_loss},
+          {"validation_sequences", outcome.validation_sequences},
           {"step_time_s", step_time_of(result).seconds()},
           {"predicted_step_time_s", completed.prediction.step_time.seconds()},
           {"memory", memory}};
@@ -282,9 +286,9 @@ void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   const std::span<const StepRecord> records = result.records;
   const Duration step = step_time_of(result);
   const Duration predicted = completed.prediction.step_time;
-  fmt::print("steps {} to {}: loss {:.3f} to {:.3f} nats a token; held-out {:.3f}\n",
+  fmt::print("steps {} to {}: loss {:.3f} to {:.3f} nats a token; held-out {:.3f} ({} sequences)\n",
              result.first_step, result.next_step, mean_loss(records.first(tenth)),
-             mean_loss(records.last(tenth)), outcome.validation_loss);
+             mean_loss(records.last(tenth)), outcome.validation_loss, outcome.validation_sequences);
   if (step.ps > 0) {
     fmt::print(
         "step time {} (median), predicted {}, error {}; {} tokens/s\n", show(step), show(predicted),
@@ -373,6 +377,13 @@ void print_notes(const TrainFlags& flags, const Setting& setting, const Trainer&
   for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", one_line(note));
 }
 
+// The same ones whatever the micro-batch, in whole micro-batches.
+int64_t held_out_sequences(const Plan& plan) {
+  const int64_t sequences =
+      std::clamp(kHeldOutTokens / plan.sequence_length, int64_t{1}, kHeldOutSequences);
+  return round_up(sequences, *plan.micro_batch);
+}
+
 TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   const Setting& setting = completed.setting;
   std::optional<ExportTarget> target;
@@ -406,7 +417,9 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   }
   tell_if_busy(load.load());
   if (outcome.result.divergence) return outcome;
-  outcome.validation_loss = trainer.validation_loss(kValidationBatches);
+  outcome.validation_sequences = held_out_sequences(setting.plan);
+  outcome.validation_loss =
+      trainer.validation_loss(outcome.validation_sequences / *setting.plan.micro_batch);
   if (target) {
     trainer.export_weights(target->weights, target->most);
     if (is_first_rank()) write_config(*target);
@@ -425,6 +438,10 @@ void check_flags(const TrainFlags& flags) {
   }
   if (flags.checkpoint_overhead && !folder) {
     throw Error("--checkpoint-overhead", "there is no folder for checkpoints",
+                "add --checkpoint DIR");
+  }
+  if (flags.pauses_for_checkpoints && !folder) {
+    throw Error("--pause-for-checkpoints", "there is no folder for checkpoints",
                 "add --checkpoint DIR");
   }
   if (flags.max_shard_size && !flags.export_path) {
@@ -479,7 +496,7 @@ int run_train(Words words) {
   std::fflush(stdout);
   if (!diverged) {
     outcome.metrics->require_whole();
-    return kDone;
+    return outcome.result.stopped ? kUndecided : kDone;
   }
   print_divergence(flags, outcome.result);
   return kInfeasible;

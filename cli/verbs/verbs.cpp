@@ -43,7 +43,8 @@ void print_help() {
   for (const Verb& verb : kVerbs) fmt::print("  {:<12}{}\n", verb.name, verb.summary);
   fmt::print(
       "\nballast VERB --help lists its flags with units and defaults.\n"
-      "Exit code: 0 done, 1 infeasible or a failed check, 2 bad input, 3 stopped undecided.\n");
+      "Exit code: 0 done, 1 infeasible or a failed check, 2 bad input, 3 stopped before it was "
+      "done.\n");
 }
 
 const Verb& find_verb(const std::string& name) {

@@ -15,7 +15,7 @@ namespace ballast {
 inline constexpr int kDone = 0;
 inline constexpr int kInfeasible = 1;  // infeasible, or a check that failed
 inline constexpr int kBadInput = 2;
-inline constexpr int kUndecided = 3;  // stopped before there was an answer
+inline constexpr int kUndecided = 3;  // stopped before an answer, or the last step of a training
 
 // What follows the verb on the command line.
 using Words = std::span<const std::string>;

@@ -93,6 +93,9 @@ TEST(GoodputOutput, what_cannot_be_told_is_refused_by_name) {
   refuses("predict --max-model --machine dgx-h100-80gb " + kFails, "a search is for a size");
   refuses(kPlan + "--failures-per-device-year 1e12", "fail 6.57e+11 times in 30 days");
   refuses(kPlan + "--failures-per-device-year 0", "no finite number above 0");
+  refuses(kPlan + kFails + "--restart-seconds 1e7", "not in range");
+  refuses(kPlan + "--checkpoint-period 5 --set plan.checkpoint_period_steps=6",
+          "plan.checkpoint_period_steps=6 names it too");
   refuses(kPlan + "--redundant-stages", "requires --failures-per-device-year");
   refuses(kPlan + kFails + "--redundant-stages", "a plan of one stage has no other");
 }

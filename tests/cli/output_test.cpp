@@ -305,7 +305,7 @@ TEST(Output, interrupted_training_finishes_its_step_and_can_be_resumed) {
                   "--steps 100000000 & pid=$!\n"
                   "for i in $(seq 600); do grep -qs step metrics.jsonl && break; sleep 0.1; done\n"
                   "kill -INT $pid; wait $pid");
-  EXPECT_EQ(stopped.code, 0) << stopped.output;
+  EXPECT_EQ(stopped.code, 3) << stopped.output;
   EXPECT_TRUE(stopped.says("add --resume to go on")) << stopped.output;
   const std::string first = bench.read("metrics.jsonl");
   const int64_t next = Json::parse(first.substr(first.rfind('\n', first.size() - 2) + 1))["step"];

@@ -1,5 +1,6 @@
 // A trainer that can be trusted: what a folder of checkpoints belongs to, when a run is given up,
 // what is said aloud, and weights that other programs load.
+#include <cmath>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -65,6 +66,31 @@ TEST_F(Train, two_processes_in_one_folder_are_kept_apart) {
                   train + "--steps 3 --resume; echo exit $?\nkill -INT $pid; wait $pid");
   EXPECT_TRUE(second.says("another process trains in this folder")) << second.output;
   EXPECT_TRUE(second.says("exit 2")) << second.output;
+}
+
+TEST_F(Train, a_run_that_was_stopped_is_not_done) {
+  const Outcome stopped = bench.shell(
+      "$BALLAST train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+      "--data text.txt --steps 100000000 --metrics m.jsonl & pid=$!\n"
+      "for i in $(seq 600); do grep -qs step m.jsonl && break; sleep 0.1; done\n"
+      "kill -INT $pid; wait $pid");
+  EXPECT_EQ(stopped.code, 3) << stopped.output;
+  EXPECT_TRUE(stopped.says("nothing was kept")) << stopped.output;
+  expect_refusal("--steps 3 --pause-for-checkpoints", {"--pause-for-checkpoints", "--checkpoint"});
+}
+
+TEST_F(Train, the_held_out_loss_is_of_the_same_sequences_whatever_the_micro_batch) {
+  const auto held_out = [&](const std::string& flags) {
+    const Outcome outcome =
+        train("--steps 1 --lr 1e-20 --min-lr 0 --dtype fp32 --json " + flags + " 2>/dev/null");
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    const Json json = Json::parse(outcome.output);
+    EXPECT_EQ(json["validation_sequences"], 64);
+    return json["validation_loss"].get<double>();
+  };
+  const double one = held_out("--micro-batch 1");
+  EXPECT_NEAR(held_out("--micro-batch 2") / one, 1, 1e-5);
+  EXPECT_GT(std::abs(held_out("--micro-batch 2 --seed 2") / one - 1), 1e-5);
 }
 
 TEST_F(Train, what_changed_since_a_run_began_is_said) {

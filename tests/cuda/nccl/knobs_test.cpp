@@ -55,8 +55,10 @@ class nccl_knobs : public nccl_training {
   void train_both(const Plan& plan, const std::string& what, Counts& counts) {
     std::string refused;
     tiny::Outcome host;
+    Plan on_host = plan;
+    on_host.numa = NumaBinding::kLocal;  // of a GPU's chip or another, which the host has none of
     try {
-      host = tiny::train(model_, plan, options_, kFewSteps, false);
+      host = tiny::train(model_, on_host, options_, kFewSteps, false);
     } catch (const Error& error) {
       refused = error.what();
     }
