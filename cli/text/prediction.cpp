@@ -231,9 +231,9 @@ std::optional<BackgroundCheckpoint> background_of(const CheckpointCost& cost,
 
 std::string checkpoints_text(const CheckpointCost& cost, const BackgroundCheckpoint& beside,
                              bool write_is_given) {
-  std::string text = fmt::format(
-      "a checkpoint of {} every {} steps is not in the step time: training rests {} ",
-      show(cost.total), show_count(static_cast<double>(cost.period_steps)), show(beside.copy));
+  std::string text =
+      fmt::format("a checkpoint of {} every {} steps is not in the step time: training rests {} ",
+                  show(cost.total), cost.period_steps, show(beside.copy));
   if (!beside.write) {
     return text +
            "for its copy; the machine's file describes no disk that it could be written to "
@@ -242,7 +242,7 @@ std::string checkpoints_text(const CheckpointCost& cost, const BackgroundCheckpo
   return text +
          fmt::format(
              "for its copy of {} in CPU memory, the step after it is {} longer, as lanes begin "
-             "empty, and it is written beside the steps for {}{}, {} each then: {} of the time\n",
+             "empty, and it is written beside the steps for {}{}, {} each then: {} more time\n",
              show(cost.device), show(beside.refill), show(*beside.write),
              write_is_given ? "" : " at the rate of the NVMe", show(*beside.step_beside),
              show_percent(100 * *beside.overhead));

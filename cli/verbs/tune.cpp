@@ -73,7 +73,8 @@ OrderedJson counts_of(const SearchCache& cache) {
 std::string text_of_cache(const SearchCache& cache) {
   std::string text;
   if (cache.interrupted()) {
-    text += "interrupted: this is the best so far; the same call goes on\n";
+    text +=
+        "interrupted: this is the best so far; searches that had ended need not be asked again\n";
   } else if (cache.is_out_of_time()) {
     text += "the studies took what --deadline leaves them: what they had not decided is left out\n";
   }

@@ -495,8 +495,8 @@ CostModel::Alone CostModel::io(const IoWork& work) const {
   if (!machine_.nvme) {
     throw Error("machine " + machine_.name + ": nvme",
                 "is missing, but a plan reads and writes state on NVMe",
-                "add it with capacity_gb, read, write and latency_us to the machine's file, or set "
-                "optimizer.placement to cpu");
+                "add capacity_gb, read, write and latency_us to its file, measure this machine's "
+                "with ballast profile --nvme DIR, or set optimizer.placement to cpu");
   }
   const Nvme& nvme = *machine_.nvme;
   const Curve& curve = work.direction == IoDirection::kRead ? nvme.read : nvme.write;
