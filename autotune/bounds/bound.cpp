@@ -137,19 +137,20 @@ int64_t Bounds::cycles(const Choice& choice) const {
   lane.fill(kLongAgo);
   int64_t& compute_end = lane[static_cast<size_t>(LaneKind::kCompute)];
   compute_end = compute.work.lane[static_cast<size_t>(LaneKind::kCompute)];
-  for (const ChainOp& op : optimizer.chain) {
+  auto access = optimizer.accesses.begin();
+  for (const int32_t index : optimizer.chain) {
+    const ChainOp& op = optimizer.distinct[static_cast<size_t>(index)];
     const bool inside = op.lane == LaneKind::kCompute && !op.at_end;
     int64_t& free = lane[static_cast<size_t>(op.lane)];
     int64_t start = inside ? kLongAgo : free;
-    for (auto r = op.reads_begin; r < op.writes_begin; ++r) {
-      const auto read = static_cast<size_t>(optimizer.accesses[static_cast<size_t>(r)]);
-      start = std::max(start, value[read]);
+    for (const auto end_of_reads = access + op.reads; access != end_of_reads; ++access) {
+      start = std::max(start, value[static_cast<size_t>(*access)]);
     }
     const int64_t end = start + op.ps;
     // What the GPU steps between backward operations lengthens the lane, wherever it lies.
     free = inside ? free + op.ps : end;
-    for (auto w = op.writes_begin; w < op.writes_end; ++w) {
-      value[static_cast<size_t>(optimizer.accesses[static_cast<size_t>(w)])] = end;
+    for (const auto end_of_writes = access + op.writes; access != end_of_writes; ++access) {
+      value[static_cast<size_t>(*access)] = end;
     }
   }
   int64_t longest = compute_end;

@@ -1,6 +1,7 @@
 #include "autotune/bounds/part_costs.h"
 
 #include <algorithm>
+#include <map>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -321,18 +322,22 @@ class ChainBuilder {
     link.lane = kind_of(op.lane);
     link.at_end = at_end;
     link.ps = ps;
-    link.reads_begin = static_cast<int32_t>(profile_.accesses.size());
     for (const Access& access : op.accesses) {
       if (reads(access) && !is_older(access.tensor, position)) {
         profile_.accesses.push_back(value(access.tensor));
+        ++link.reads;
       }
     }
-    link.writes_begin = static_cast<int32_t>(profile_.accesses.size());
     for (const Access& access : op.accesses) {
-      if (writes(access)) profile_.accesses.push_back(value(access.tensor));
+      if (writes(access)) {
+        profile_.accesses.push_back(value(access.tensor));
+        ++link.writes;
+      }
     }
-    link.writes_end = static_cast<int32_t>(profile_.accesses.size());
-    profile_.chain.push_back(link);
+    const auto next = static_cast<int32_t>(profile_.distinct.size());
+    const auto [known, is_new] = distinct_.try_emplace(link, next);
+    if (is_new) profile_.distinct.push_back(link);
+    profile_.chain.push_back(known->second);
   }
 
  private:
@@ -344,6 +349,7 @@ class ChainBuilder {
   const Graph& graph_;
   std::vector<int32_t> modules_;  // by tensor
   OptimizerProfile& profile_;
+  std::map<ChainOp, int32_t> distinct_;
   std::vector<int32_t> value_;        // by tensor
   std::vector<size_t> last_written_;  // by tensor: the last backward operation that writes it
 };
@@ -416,6 +422,9 @@ OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
   }
   fill_chain(graph, table, profile);
   fill_memory(graph, profile);
+  profile.accesses.shrink_to_fit();
+  profile.chain.shrink_to_fit();
+  profile.homes.shrink_to_fit();
   return profile;
 }
 

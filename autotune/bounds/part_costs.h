@@ -91,14 +91,16 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
                                                 const CostModel& costs,
                                                 const std::vector<CastPlacement>& fetched);
 
-// An optimizer's operations in program order, as the longest path through them needs them.
+// An operation of an optimizer, as the longest path through them needs it.
 struct ChainOp {
+  int64_t ps = 0;
+  // How many entries of OptimizerProfile::accesses are its own, after those of the operation
+  // before: what it reads, then what it writes.
+  int32_t reads = 0;
+  int32_t writes = 0;
   LaneKind lane{};
   bool at_end = false;  // on the compute lane, after all backward work
-  int64_t ps = 0;
-  int32_t reads_begin = 0;  // in OptimizerProfile::accesses
-  int32_t writes_begin = 0;
-  int32_t writes_end = 0;
+  auto operator<=>(const ChainOp&) const = default;
 };
 
 struct OptimizerProfile {
@@ -108,7 +110,10 @@ struct OptimizerProfile {
   // GPU value modules + i; the others are numbered from there.
   int32_t values = 0;
   std::vector<int32_t> accesses;
-  std::vector<ChainOp> chain;
+  // Operations in program order, as indices into those that differ: plans of small buckets have
+  // thousands, a search keeps a thousand profiles, and buckets of a size are stepped alike.
+  std::vector<int32_t> chain;
+  std::vector<ChainOp> distinct;
   std::vector<int32_t> commit_reads;  // values of the last step that the commit waits for
   struct Home {
     int32_t value = 0;  // where a flowing module is fetched from

@@ -247,4 +247,26 @@ std::optional<TimedPlan> fastest_way(const Setting& setting, const Wanted& wante
   return best;
 }
 
+bool may_be_faster(const Setting& setting, Duration limit) {
+  CaseSetup setup = setup_of(setting);
+  const auto any_below_limit = [&] {
+    std::vector<Completion> all;
+    for (std::vector<Completion>& group : completions_of(setup)) {
+      std::move(group.begin(), group.end(), std::back_inserter(all));
+    }
+    std::vector<const Completion*> completions;
+    for (const Completion& one : all) completions.push_back(&one);
+    const std::vector<CompletionBound> bounds = completion_bounds(setting, completions);
+    return std::any_of(bounds.begin(), bounds.end(),
+                       [&](const CompletionBound& bound) { return bound.at_least < limit; });
+  };
+  if (any_below_limit()) return true;
+  if (setting.plan.activations) return false;
+  const std::vector<ActivationPlan> all_offloads = offloads();
+  return std::any_of(all_offloads.begin(), all_offloads.end(), [&](const ActivationPlan& offload) {
+    setup.published.plan.activations = offload;
+    return any_below_limit();
+  });
+}
+
 }  // namespace ballast

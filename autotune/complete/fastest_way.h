@@ -28,4 +28,8 @@ struct Wanted {
 std::optional<TimedPlan> fastest_way(const Setting& setting, const Wanted& wanted,
                                      CompletionEstimates& known);
 
+// False where every completion is known to take the limit or longer: nothing is built to say so.
+// Throws Error where no completion is legal.
+bool may_be_faster(const Setting& setting, Duration limit);
+
 }  // namespace ballast

@@ -165,9 +165,13 @@ void LayoutChooser::look() {
 std::optional<LayoutChooser::Estimate> LayoutChooser::estimate_layout(
     size_t layout, std::optional<Duration> limit) {
   Setting setting = layouts_[layout].setting;
+  const bool is_search = has_auto(setting.plan) && is_searched(setting.plan, setting.stack);
+  if (!is_search && limit && !may_be_faster(setting, *limit)) {
+    return Estimate{layout, std::move(setting), *limit, true};
+  }
   const std::optional<Verdict> lean = fitting_lean_verdict(setting, known_);
   if (!lean) return std::nullopt;
-  if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
+  if (!is_search) {
     const std::optional<TimedPlan> best =
         fastest_way(setting, {false, limit, interrupted_}, known_);
     setting.plan = best ? best->plan : lean->plan;
