@@ -37,6 +37,13 @@ int64_t CheckpointSchedule::boundary(int64_t next_step) {
   return boundary_;
 }
 
+int64_t CheckpointSchedule::most_until(int64_t next_step, int64_t steps) const {
+  if (next_step >= steps) return 0;
+  if (!keeps_any()) return 1;
+  const int64_t period = options_.overhead ? 1 : options_.period_steps;
+  return (steps - 1) / period - next_step / period + 1;
+}
+
 void CheckpointSchedule::add(const RunResult& run, const std::set<int32_t>& rolled_back,
                              std::chrono::nanoseconds began, std::chrono::nanoseconds ended) {
   if (!keeps_any()) return;

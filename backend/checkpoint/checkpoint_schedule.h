@@ -35,6 +35,9 @@ class CheckpointSchedule {
   // Whether any checkpoint is kept before the end.
   bool keeps_any() const { return options_.overhead || options_.period_steps > 0; }
   bool in_background() const { return options_.in_background; }
+  // How many a run of the steps from `next_step` to `steps` keeps at most, the one at its end among
+  // them.
+  int64_t most_until(int64_t next_step, int64_t steps) const;
 
   // The step after which the run from `next_step` on is to end, so that a checkpoint may be taken.
   int64_t boundary(int64_t next_step);

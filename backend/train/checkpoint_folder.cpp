@@ -229,14 +229,26 @@ CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
   return found;
 }
 
-void CheckpointFolder::require_room(int64_t bytes) const {
+void CheckpointFolder::require_room(int64_t bytes, const std::string& run, int64_t coming) const {
   // Some file systems do not say how large they are.
   const std::optional<double> free = files_->free_bytes(path_);
-  if (!free || *free >= static_cast<double>(bytes)) return;
-  throw Error("--checkpoint " + path_,
-              fmt::format("{}: a checkpoint takes {:.2f} GB, and {:.2f} GB are free",
-                          fault_name(ENOSPC), static_cast<double>(bytes) * 1e-9, *free * 1e-9),
-              fault_remedy(ENOSPC));
+  if (!free) return;
+  const std::vector<std::string> all = checkpoints_in(*files_, path_);
+  const int64_t there = std::count_if(all.begin(), all.end(), [&](const std::string& path) {
+    return belongs_to(*files_, path, run);
+  });
+  const auto most = static_cast<int64_t>(kCheckpointsKept) + 1;
+  const int64_t more = std::min(coming, std::max<int64_t>(most - there, 1));
+  const double each = static_cast<double>(bytes);
+  if (*free >= static_cast<double>(more) * each) return;
+  const std::string needed =
+      more == 1
+          ? fmt::format("a checkpoint takes {:.2f} GB", each * 1e-9)
+          : fmt::format("{} checkpoints of {:.2f} GB will lie there at a time", more, each * 1e-9);
+  throw Error(
+      "--checkpoint " + path_,
+      fmt::format("{}: {}, and {:.2f} GB are free", fault_name(ENOSPC), needed, *free * 1e-9),
+      fault_remedy(ENOSPC));
 }
 
 void CheckpointFolder::require_empty() const {
@@ -258,10 +270,10 @@ std::optional<std::string> CheckpointFolder::newest_of(const std::string& run) c
   return *found;
 }
 
-void CheckpointFolder::prune(const std::string& run, size_t kept) const {
+void CheckpointFolder::prune(const std::string& run) const {
   std::vector<std::string> own = checkpoints_in(*files_, path_);
   std::erase_if(own, [&](const std::string& path) { return !belongs_to(*files_, path, run); });
-  for (size_t i = 0; i + kept < own.size(); ++i) remove_file(*files_, own[i]);
+  for (size_t i = 0; i + kCheckpointsKept < own.size(); ++i) remove_file(*files_, own[i]);
   remove_lone_shards();
 }
 

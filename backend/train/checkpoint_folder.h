@@ -15,6 +15,9 @@
 
 namespace ballast {
 
+// Of a run, the newest: what else it has left goes when one more is whole.
+inline constexpr size_t kCheckpointsKept = 2;
+
 class CheckpointFolder {
  public:
   // Creates the folder where there is none, removes what killed processes have left half written in
@@ -36,17 +39,19 @@ class CheckpointFolder {
     std::vector<std::string> notes{};  // what was set aside or cannot be checked, one line each
   };
   ToResume to_resume() const;
-  // Throws Error where the disk has less room than a checkpoint takes; `bytes` is its state.
-  void require_room(int64_t bytes) const;
+  // Throws Error where the disk has less room than the checkpoints of a run take that lie there at
+  // a time, beside those that do already: of `coming` ones those that are kept, and one more until
+  // it is whole. `bytes` is the state of one.
+  void require_room(int64_t bytes, const std::string& run, int64_t coming) const;
   // Throws Error where there is a checkpoint: a run that begins would put its own among them.
   void require_empty() const;
 
   // The newest of a run.
   std::optional<std::string> newest_of(const std::string& run) const;
-  // Removes all of a run but its newest `kept`, and shards that no checkpoint names. While no rank
-  // writes one. Of each checkpoint the manifest goes before its shards, so that it is there whole
-  // or not at all.
-  void prune(const std::string& run, size_t kept) const;
+  // Removes all of a run but those that are kept, and shards that no checkpoint names. While no
+  // rank writes one. Of each checkpoint the manifest goes before its shards, so that it is there
+  // whole or not at all.
+  void prune(const std::string& run) const;
   // Removes all but those of a run.
   void remove_others(const std::string& run) const;
   void remove(int64_t next_step) const;

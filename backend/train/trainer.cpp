@@ -46,7 +46,6 @@ std::unique_ptr<TrainingDevice> open_device(const Training& training, const Trai
 
 namespace {
 
-constexpr size_t kCheckpointsKept = 2;
 // More threads than these, each rank with a dozen, a process is not meant for.
 constexpr int64_t kMostLocalRanks = 16;
 
@@ -171,9 +170,7 @@ struct Trainer::State {
         executor(graph, *device, clock_of(options)),
         schedule(schedule_options(), options.ranks, clock_of(options)),
         next_step(static_cast<int32_t>(header.next_step)) {
-    if (!folder) return;
-    data_fingerprint = data.fingerprint();
-    folder->require_room(checkpoint_bytes(graph, *device));
+    if (folder) data_fingerprint = data.fingerprint();
   }
 
   DeviceOptions with_ranks() {
@@ -241,7 +238,7 @@ struct Trainer::State {
   void remove_older() const {
     if (!folder) return;
     if (options.replace_checkpoints) folder->remove_others(run);
-    folder->prune(run, kCheckpointsKept);
+    folder->prune(run);
   }
   // A loss that waits to be judged says already what the verdict will be.
   bool is_finite(const FiniteWatch& watch) const {
@@ -498,6 +495,10 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
                            bool sequential) {
   TrainResult result;
   on_every_rank([&](Trainer& rank) {
+    if (const State& s = *rank.state_; s.folder) {
+      const int64_t coming = s.schedule.most_until(s.next_step, steps);
+      s.folder->require_room(checkpoint_bytes(s.graph, *s.device), s.run, coming);
+    }
     if (&rank != this) {
       rank.train_rank(steps, nullptr, sequential);
     } else {

@@ -1,5 +1,6 @@
 #include "cli/flags/weights_folder.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +12,7 @@
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -34,6 +36,17 @@ std::string config_of(const std::string& path, const std::string& like, const Mo
               "export the weights alone: --export FILE.safetensors");
 }
 
+// Weights in fp32; those of that name that are there go when they are whole.
+void require_room(const std::string& path, const std::string& folder, const Model& model) {
+  const auto bytes = static_cast<double>(parameter_count(model) * size_of(DType::kF32));
+  const std::optional<double> free = system_files().free_bytes(folder);
+  if (!free || *free >= bytes) return;
+  throw Error("--export " + path,
+              fmt::format("{}: the weights take {:.2f} GB, and {:.2f} GB are free",
+                          fault_name(ENOSPC), bytes * 1e-9, *free * 1e-9),
+              fault_remedy(ENOSPC));
+}
+
 }  // namespace
 
 // What cannot be written is known before the steps are run, not after them.
@@ -48,6 +61,7 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
                   "export a folder, or leave the size out");
     }
     try_to_write(path, "--export " + path);
+    require_room(path, folder_of(path), model);
     return {path, std::nullopt, std::nullopt, ""};
   }
   ExportTarget target{path + "/model.safetensors", most.value_or(kMaxShardBytes), path,
@@ -65,6 +79,7 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
   }
   try_to_write(target.weights, "--export " + target.weights);
   try_to_write(path + "/" + kConfigFile);
+  require_room(path, path, model);
   return target;
 }
 

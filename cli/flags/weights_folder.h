@@ -25,8 +25,9 @@ inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 
 // `like`: the config.json that the model was read from, a name or a path. `most`: bytes of a file,
 // as named; nothing: kMaxShardBytes in a folder. Makes the folder. Throws Error where it cannot be
-// written, where a config.json cannot say what the model is, where one file is to be several, and
-// where a model.safetensors that is there would be loaded in place of several.
+// written, or the disk has too little room, where a config.json cannot say what the model is, where
+// one file is to be several, and where a model.safetensors that is there would be loaded in place
+// of several.
 ExportTarget export_target(const std::string& path, const std::string& like, const Model& model,
                            std::optional<int64_t> most);
 

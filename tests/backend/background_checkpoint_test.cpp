@@ -14,6 +14,7 @@
 #include "backend/checkpoint/shards.h"
 #include "backend/formats/safetensors.h"
 #include "backend/train/checkpoint_folder.h"
+#include "tests/backend/same_files.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
 
@@ -285,6 +286,36 @@ TEST(checkpoint_period, that_is_given_is_kept) {
   period.add({{1.0}, {1.0}});
   period.add_checkpoint(5);
   EXPECT_EQ(period.steps(), 7);
+}
+
+// A disk that has so many bytes free.
+class SmallDisk : public SameFiles {
+ public:
+  std::optional<double> free_bytes(const std::string&) override { return free; }
+  double free = 0;
+};
+
+// What will lie on the disk at a time is known before the first step: two checkpoints that are
+// kept, and one more until it is whole.
+TEST(background_checkpoint, room_is_asked_for_all_that_will_lie_there_at_a_time) {
+  const TemporaryFolder folder;
+  SmallDisk disk;
+  const auto train_to = [&](int64_t steps, int64_t period, double room) {
+    TrainerOptions options = options_in(folder.path(), period);
+    options.files = &disk;
+    Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
+    disk.free = room * 12 * static_cast<double>(trainer.parameters().size());
+    return error_of([&] { trainer.train(steps, nullptr); });
+  };
+  EXPECT_TRUE(mentions(train_to(8, 2, 2.9), ": 3 checkpoints of 0.")) << train_to(8, 2, 2.9);
+  EXPECT_TRUE(mentions(train_to(4, 2, 1.9), ": 2 checkpoints of 0.")) << train_to(4, 2, 1.9);
+  EXPECT_TRUE(mentions(train_to(4, 0, 0.9), ": a checkpoint takes 0.")) << train_to(4, 0, 0.9);
+  EXPECT_FALSE(newest_checkpoint(folder.path()));  // none of them has begun
+  EXPECT_EQ(train_to(4, 0, 1.1), "");
+  EXPECT_TRUE(mentions(train_to(12, 2, 1.9), ": 2 checkpoints of 0."))
+      << "beside one that is there";
+  EXPECT_EQ(train_to(6, 2, 1.1), "");
+  EXPECT_EQ(train_to(12, 2, 1.1), "") << "two are there, of which one goes";
 }
 
 }  // namespace
