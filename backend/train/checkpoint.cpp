@@ -20,6 +20,7 @@ namespace {
 constexpr const char* kFormat = "ballast.checkpoint/3";
 constexpr const char* kOfShards = "ballast.checkpoint/4";
 constexpr const char* kWithoutChecksums = "ballast.checkpoint/2";
+constexpr std::string_view kKnob = "knob.";  // before a knob's path, in a checkpoint's metadata
 constexpr const char* kShardFormat = "ballast.checkpoint.shard/1";
 
 // Whose names in a checkpoint begin so. All are written in fp32, whatever they are kept in: moments
@@ -53,6 +54,7 @@ std::map<std::string, std::string> metadata_of(const CheckpointHeader& header,
   for (const OptimizerSetting& setting : optimizer_settings()) {
     metadata[setting.key] = fmt::format("{:a}", setting.get(header.optimizer));
   }
+  for (const auto& [path, value] : header.knobs) metadata[std::string(kKnob) + path] = value;
   if (header.control.pending_gradient) {
     metadata["pending_loss_scale"] =
         fmt::format("{:a}", header.control.pending_gradient->loss_scale);
@@ -290,6 +292,9 @@ CheckpointHeader load_checkpoint_header(const std::string& path, Files& files) {
   header.control.optimizer_steps = whole_number<int64_t>(metadata, "optimizer_steps", path);
   header.control.loss_scale =
       LossScale::parse(value_of(metadata, "loss_scale", path), path + ", loss_scale");
+  for (const auto& [key, value] : metadata) {
+    if (key.starts_with(kKnob)) header.knobs[key.substr(kKnob.size())] = value;
+  }
   if (metadata.contains("pending_loss_scale")) {
     header.control.pending_gradient =
         ControlState::PendingGradient{hexadecimal(metadata, "pending_loss_scale", path),

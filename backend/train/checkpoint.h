@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +35,7 @@ struct CheckpointHeader {
   uint64_t data_fingerprint = 0;
   OptimizerOptions optimizer;
   ControlState control;
+  std::map<std::string, std::string> knobs;  // learning_knobs() of its plan; empty: not known
 };
 
 // Every rank calls; the header is the first one's. Keeps nothing and returns the name of a tensor,

@@ -4,6 +4,8 @@
 #include <sstream>
 #include <type_traits>
 
+#include "sim/spec/knobs.h"
+
 namespace ballast {
 
 namespace {
@@ -51,6 +53,18 @@ constexpr OptimizerSetting kSettings[] = {
 
 std::span<const OptimizerSetting> optimizer_settings() { return kSettings; }
 
+std::map<std::string, std::string> learning_knobs(const Plan& plan) {
+  std::map<std::string, std::string> knobs;
+  for (const KnobId id : {KnobId::kGlobalBatch, KnobId::kSequenceLength, KnobId::kDtype,
+                          KnobId::kProducts, KnobId::kGradients, KnobId::kMoments}) {
+    const Knob& knob = knob_of(id);
+    knobs[std::string(knob.path)] = text_of(knob, knob.get(plan));
+  }
+  const bool delays = plan.optimizer.sync == SyncMode::kDelay;
+  knobs[std::string(knob_of(KnobId::kSync).path)] = delays ? "delay" : "no delay";
+  return knobs;
+}
+
 std::vector<std::string> changes_since(const CheckpointHeader& then, const CheckpointHeader& now) {
   std::vector<std::string> notes;
   if (then.data_fingerprint != now.data_fingerprint) {
@@ -58,12 +72,19 @@ std::vector<std::string> changes_since(const CheckpointHeader& then, const Check
                                 now.data, then.data));
   }
   std::string changed;
+  const auto add = [&](const std::string& change) {
+    changed += (changed.empty() ? "" : ", ") + change;
+  };
+  for (const auto& [path, value] : now.knobs) {
+    const auto before = then.knobs.find(path);
+    if (before == then.knobs.end() || before->second == value) continue;
+    add(fmt::format("{} {} (it was {})", path, value, before->second));
+  }
   for (const OptimizerSetting& setting : kSettings) {
     const double before = setting.get(then.optimizer);
     const double after = setting.get(now.optimizer);
     if (before == after) continue;
-    changed += fmt::format("{}{} {:.6g} (it was {:.6g})", changed.empty() ? "" : ", ", setting.flag,
-                           after, before);
+    add(fmt::format("{} {:.6g} (it was {:.6g})", setting.flag, after, before));
   }
   if (!changed.empty()) notes.push_back("the run goes on with " + changed);
   return notes;

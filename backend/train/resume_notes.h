@@ -3,6 +3,7 @@
 // Will not do: refuse (trainer: only another model is refused), or print (cli).
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,7 +21,11 @@ struct OptimizerSetting {
 };
 std::span<const OptimizerSetting> optimizer_settings();
 
-// One line each: other data, other numbers of the optimizer.
+// The knobs of a plan that change what a step learns, and their values; the others change only what
+// it takes.
+std::map<std::string, std::string> learning_knobs(const Plan& plan);
+
+// One line each: other data, other knobs of those, other numbers of the optimizer.
 std::vector<std::string> changes_since(const CheckpointHeader& then, const CheckpointHeader& now);
 
 // The first line in which two records of a model differ, as "there LINE, here LINE"; empty where

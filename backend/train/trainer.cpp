@@ -208,7 +208,8 @@ struct Trainer::State {
             fmt::format("{} of {} tokens", path, data.tokens()),
             data_fingerprint,
             options.optimizer,
-            device->control().state()};
+            device->control().state(),
+            learning_knobs(plan)};
   }
   // The state that is kept is one to go on from: where it is not, nothing is written or removed.
   void save(FiniteWatch& watch) {
@@ -432,8 +433,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
     }
   }
   state_->notes.insert(state_->notes.begin(), found.notes.begin(), found.notes.end());
-  const std::vector<std::string> of_device = state_->device->notes();
-  state_->notes.insert(state_->notes.end(), of_device.begin(), of_device.end());
+  for (const std::string& note : state_->device->notes()) state_->notes.push_back(note);
   if (std::string note = state_->data.note(); !note.empty()) {
     state_->notes.push_back(std::move(note));
   }

@@ -230,6 +230,25 @@ TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
             "the run goes on with --min-lr 0 (it was 0.0003), --beta2 0.99 (it was 0.95)\n");
 
   options = options_of_folder(folder.path());
+  const auto notes_with = [&](const auto& change) {
+    Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
+    change(plan);
+    std::string all;
+    const Trainer trainer(tiny::gpt2_model(), plan, options);
+    for (const std::string& note : trainer.notes()) all += note + "\n";
+    return all;
+  };
+  EXPECT_EQ(notes_with([](Plan& plan) {
+              plan.global_batch *= 2;
+              plan.sequence_length -= 1;
+            }),
+            "the run goes on with global_batch 8 (it was 4), sequence_length 11 (it was 12)\n");
+  EXPECT_EQ(notes_with([](Plan& plan) { plan.optimizer.sync = SyncMode::kDelay; }),
+            "the run goes on with optimizer.sync delay (it was no delay)\n");
+  EXPECT_EQ(notes_with([](Plan& plan) { plan.optimizer.sync = SyncMode::kSpeculate; }), "");
+  EXPECT_EQ(notes_with([](Plan& plan) { plan.optimizer.moments = DType::kBf16; }),
+            "the run goes on with optimizer.moments bf16 (it was fp32)\n");
+
   std::ifstream file(options.data);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   options.data = folder.write("same.txt", text);
