@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -50,10 +51,11 @@ void fill_masters(const Graph& graph, const Model& model, uint64_t seed, Trainin
 // data that crosses lanes crosses cores, as it does when the executor runs.
 class OneAtATime {
  public:
-  OneAtATime(const Graph& graph, TrainingDevice& device) : graph_(graph), device_(device) {}
+  OneAtATime(const Graph& graph, TrainingDevice& device, const std::function<bool()>& must_stop)
+      : graph_(graph), device_(device), must_stop_(must_stop) {}
 
-  // How long each operation of the step took.
-  std::vector<Duration> run(int32_t step) {
+  // How long each operation of the step took; nothing where it was stopped before its end.
+  std::optional<std::vector<Duration>> run(int32_t step) {
     std::vector<Duration> spent(graph_.step.ops.size());
     turn_ = 0;
     std::vector<std::jthread> lanes;
@@ -62,6 +64,7 @@ class OneAtATime {
     }
     lanes.clear();
     if (failure_) std::rethrow_exception(failure_);
+    if (stopped_) return std::nullopt;
     return spent;
   }
 
@@ -84,7 +87,8 @@ class OneAtATime {
   }
 
   void execute(const Op& op, OpId id, int32_t step) {
-    if (failure_) return;
+    stopped_ = stopped_ || (must_stop_ && must_stop_());
+    if (failure_ || stopped_) return;
     try {
       if (op.kind == OpKind::kCommit) {
         device_.commit(step);
@@ -109,8 +113,10 @@ class OneAtATime {
 
   const Graph& graph_;
   TrainingDevice& device_;
+  const std::function<bool()>& must_stop_;
   std::atomic<int32_t> turn_{0};
-  std::exception_ptr failure_;  // written and read by whoever has the turn
+  std::exception_ptr failure_;  // this and the next: written and read by whoever has the turn
+  bool stopped_ = false;
 };
 
 // Text whose bytes are token ids of the model, without any order.
@@ -125,7 +131,8 @@ std::string random_text(int64_t length, int64_t vocab) {
 }  // namespace
 
 std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
-                                              const TrainerOptions& options) {
+                                              const TrainerOptions& options,
+                                              const std::function<bool()>& must_stop) {
   using Clock = std::chrono::steady_clock;
   const Graph graph = build_to_run(model, plan);
   TokenOptions token_options;
@@ -146,22 +153,23 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   fill_masters(graph, model, options.seed, *device);
   device->spread_weights();
 
-  OneAtATime program(graph, *device);
+  OneAtATime program(graph, *device, must_stop);
   const auto start = Clock::now();
   constexpr int32_t kWarmUp = 1;
   constexpr int32_t kLeast = 3;
   constexpr int32_t kMost = 50;
   std::map<std::string, std::pair<const Op*, std::vector<Duration>>> samples;
   for (int32_t step = 0; step < kMost; ++step) {
-    const std::vector<Duration> spent = program.run(step);
+    const std::optional<std::vector<Duration>> spent = program.run(step);
+    if (!spent) break;
     const std::chrono::duration<double> so_far = Clock::now() - start;
-    for (size_t i = 0; step >= kWarmUp && i < spent.size(); ++i) {
+    for (size_t i = 0; step >= kWarmUp && i < spent->size(); ++i) {
       const Op& op = graph.step.ops[i];
       if (std::holds_alternative<std::monostate>(op.work)) continue;
       if (op.kind == OpKind::kCollective && lone.size() > 1) continue;
       auto& [first, times] = samples[cost_key(op)];
       if (first == nullptr) first = &op;
-      times.push_back(spent[i]);
+      times.push_back((*spent)[i]);
     }
     if (step + 1 >= kWarmUp + kLeast && so_far.count() > seconds) break;
   }

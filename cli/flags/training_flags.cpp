@@ -280,7 +280,7 @@ void measure_plan(const Setting& setting, const PlanTiming& timing, const StoreF
   options.gemm_algorithms = stored_algorithms(store);
   Measurements fresh;
   for (const OperationTime& time :
-       measure_operations(setting.model, setting.plan, timing.seconds, options)) {
+       measure_operations(setting.model, setting.plan, timing.seconds, options, timing.must_stop)) {
     // A key does not name the kernel: what the store knows of Adam is of the best one.
     const bool steps = time.op.kind == OpKind::kAdam || time.op.kind == OpKind::kUndo;
     if (steps && setting.plan.optimizer.adam != "best") continue;

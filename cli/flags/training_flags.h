@@ -84,12 +84,14 @@ void set_compute_threads(const TrainingFlags& flags, Machine& machine);
 // Whether every operation of the plan's graph has been timed.
 bool is_measured(const Setting& setting, const Measurements& measurements);
 // Times the plan's operations on the device for some seconds, appends them to the store and to
-// `measurements`.
+// `measurements`. Where it is stopped that may be none.
 struct PlanTiming {
-  PlanTiming(double for_seconds, std::string on_device = "host")
-      : seconds(for_seconds), device(std::move(on_device)) {}
+  PlanTiming(double for_seconds, std::string on_device = "host",
+             std::function<bool()> stop_when = {})
+      : seconds(for_seconds), device(std::move(on_device)), must_stop(std::move(stop_when)) {}
   double seconds;
   std::string device;
+  std::function<bool()> must_stop;  // see measure_operations; may be null
 };
 void measure_plan(const Setting& setting, const PlanTiming& timing, const StoreFlag& store,
                   Measurements& measurements);

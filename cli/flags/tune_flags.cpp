@@ -24,7 +24,8 @@ void add_search_flags(VerbParser& parser, TuneFlags& flags) {
       {.otherwise = flags.plan_out, .replaces = "--plan"});
   app.add_option("--deadline", flags.deadline_s,
                  "Take this long for each search, which stops after four fifths of it with the "
-                 "best so far, and for the studies of the best [60]")
+                 "best so far, on the device at hand with what is timed before it, and for the "
+                 "studies of the best [60]")
       ->check(above_zero())
       ->type_name("SECONDS");
   app.add_option("--top", flags.top, "Plans to print [5]")->check(above_zero())->type_name("COUNT");

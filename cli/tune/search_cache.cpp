@@ -173,7 +173,7 @@ SearchResult SearchCache::rank_now(const SearchQuestion& question,
   Progress progress("rank");
   const std::string where = place_of(question);
   RankingOptions options;
-  options.deadline_s = options_.deadline_s;
+  options.deadline_s = left_s();
   options.ranked = question.ranked;
   options.any_is_enough = question.tolerance >= kAnyPlan;
   if (question.tolerance > 0) options.within = 1;
@@ -200,7 +200,7 @@ SearchResult SearchCache::search_now(const SearchQuestion& question,
   Progress progress("search");
   const std::string where = place_of(question);
   SearchOptions options;
-  options.deadline_s = options_.deadline_s;
+  options.deadline_s = left_s();
   options.exhaustive = options_.exhaustive;
   options.ranked = question.ranked;
   options.tolerance = question.tolerance;

@@ -8,6 +8,7 @@
 // Will not do: search (autotune/search), or choose what to ask (cli/tune_*).
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -51,10 +52,14 @@ class SearchCache {
   void set_standing(const std::string& standing) { standing_ = standing; }
   // Of searches from here on.
   void set_deadline(double seconds) { options_.deadline_s = seconds; }
+  // What of the deadline is spent already before a search begins, of those from here on. What they
+  // answer still counts as that of the whole deadline.
+  void set_spent(double seconds) { spent_s_ = seconds; }
   // Signals end the program again, or are watched by others. Remembers whether one came.
   void stop_watching();
 
  private:
+  double left_s() const { return std::max(options_.deadline_s - spent_s_, 0.0); }
   std::optional<SearchResult> known(const std::string& question) const;
   void keep(const SearchRecord& record) const;
   std::string place_of(const SearchQuestion& question) const;
@@ -64,6 +69,7 @@ class SearchCache {
   SearchCacheOptions options_;
   const StoreFlag& store_;
   std::optional<InterruptWatch> watch_;
+  double spent_s_ = 0;
   std::string standing_;
   std::optional<std::chrono::steady_clock::time_point> studies_end_;
   bool interrupted_ = false;

@@ -12,8 +12,9 @@ namespace ballast {
 namespace {
 
 constexpr double kSecondsAPlan = 0.4;
-// Of a deadline, for a search.
+// Of a deadline, for a search; and for what is timed before it, within that.
 constexpr double kSearchShare = 0.8;
+constexpr double kTimingShare = 0.4;
 // The best plans of a search must have been timed, operation by operation, before it counts.
 constexpr size_t kTimedAtTheTop = 5;
 constexpr int kMostRounds = 4;
@@ -55,10 +56,19 @@ SearchQuestion Tuner::question(const std::string& label) const {
   return question;
 }
 
+double Tuner::taken_s() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+}
+
+bool Tuner::is_out_of_time() const { return taken_s() > kSearchShare * flags_.deadline_s; }
+
 SearchResult Tuner::run(const std::string& label) {
+  began_ = std::chrono::steady_clock::now();
   if (timed_) measure_space();
+  if (timed_) cache_.set_spent(taken_s());
   SearchResult found = cache_.ask(question(label), measurements_);
   for (int round = 1; round < kMostRounds && measure_top(found); ++round) {
+    cache_.set_spent(taken_s());
     SearchResult again = cache_.ask(question(label), measurements_);
     if (again.best || !found.best) {
       found = std::move(again);
@@ -102,10 +112,21 @@ void Tuner::measure_space() {
   Progress progress("measure");
   const Space space = space_of(of_.model, of_.plan, space_.open);
   const std::vector<Plan> chosen = covering_plans(space, of_.plan);
-  for (size_t i = 0; i < chosen.size() && !cache_.interrupted(); ++i) {
-    progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
-                  fmt::format("plan {} of {}", i + 1, chosen.size()));
-    measure(chosen[i]);
+  const auto must_stop = [&] {
+    return cache_.interrupted() || taken_s() > kTimingShare * flags_.deadline_s;
+  };
+  size_t timed = 0;
+  for (; timed < chosen.size() && !must_stop(); ++timed) {
+    progress.show(static_cast<double>(timed) / static_cast<double>(chosen.size()),
+                  fmt::format("plan {} of {}", timed + 1, chosen.size()));
+    measure(chosen[timed], must_stop);
+  }
+  if (must_stop() && timed > 0) --timed;  // it was stopped in that one
+  if (timed < chosen.size() && !cache_.interrupted()) {
+    notes_.push_back(fmt::format(
+        "timed, in {:g} of the {:g} s of --deadline: {} of the {} plans that have every operation "
+        "of the search; the others' are told from the profile. Asked again, it goes on there",
+        kTimingShare * flags_.deadline_s, flags_.deadline_s, timed, chosen.size()));
   }
   progress.finish(fmt::format("{} operations are timed", measurements_.size()));
 }
@@ -121,22 +142,23 @@ void Tuner::add_candidates(SearchResult& found) const {
 }
 
 // True if anything was left to measure.
-bool Tuner::measure(const Plan& plan) {
+bool Tuner::measure(const Plan& plan, const std::function<bool()>& must_stop) {
   const Setting setting = with(plan);
   if (is_measured(setting, measurements_)) return false;
   if (!predict(setting.model, setting.plan, setting.machine, &measurements_).fits) return false;
   const std::string& device = flags_.loop.training.device;
-  measure_plan(setting, {kSecondsAPlan, device.empty() ? "host" : device}, flags_.store,
+  measure_plan(setting, {kSecondsAPlan, device.empty() ? "host" : device, must_stop}, flags_.store,
                measurements_);
-  return true;
+  return !must_stop();
 }
 
 bool Tuner::measure_top(const SearchResult& found) {
-  if (!timed_ || cache_.interrupted()) return false;
+  const auto must_stop = [&] { return cache_.interrupted() || is_out_of_time(); };
+  if (!timed_ || must_stop()) return false;
   bool any = false;
   const size_t most = std::min(kTimedAtTheTop, found.ranked.size());
-  for (size_t i = 0; i < most && !cache_.interrupted(); ++i) {
-    any = measure(found.ranked[i].plan) || any;
+  for (size_t i = 0; i < most && !must_stop(); ++i) {
+    any = measure(found.ranked[i].plan, must_stop) || any;
   }
   return any;
 }

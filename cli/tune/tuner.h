@@ -5,7 +5,9 @@
 // (cli/tune/tune_output.h).
 #pragma once
 
+#include <chrono>
 #include <string>
+#include <vector>
 
 #include "cli/flags/tune_flags.h"
 #include "cli/tune/search_cache.h"
@@ -27,10 +29,15 @@ class Tuner {
   const Measurements& measurements() const { return measurements_; }
   Setting with(const Plan& plan) const { return {of_.model, plan, of_.machine, of_.stack}; }
 
+  // What was not timed of what a search is told by, in one line each.
+  const std::vector<std::string>& notes() const { return notes_; }
+
  private:
+  bool is_out_of_time() const;
+  double taken_s() const;
   void measure_space();
   void add_candidates(SearchResult& found) const;
-  bool measure(const Plan& plan);
+  bool measure(const Plan& plan, const std::function<bool()>& must_stop);
   bool measure_top(const SearchResult& found);
 
   Setting of_;
@@ -39,6 +46,8 @@ class Tuner {
   SearchSpace space_;
   bool timed_;  // operations of the device at hand
   Measurements measurements_;
+  std::chrono::steady_clock::time_point began_{};  // of the search under way
+  std::vector<std::string> notes_;
 };
 
 // The options of every search that these flags ask for.

@@ -250,6 +250,7 @@ int run_tune(Words words) {
   OrderedJson json = search_json(found, best.stack, &best.model);
   std::vector<std::string> notes = notes_of(best.model, best.plan, best.stack.facts);
   append_departures(flags, tuner.base().plan, best.plan, notes);
+  notes.insert(notes.end(), tuner.notes().begin(), tuner.notes().end());
   json["notes"] = notes;
   json["stack_named"] = flags.stack.name ? OrderedJson(*flags.stack.name) : OrderedJson(nullptr);
   if (measured) json["measured"] = measured_json(*measured);

@@ -108,6 +108,20 @@ TEST_F(TuneMeasure, interrupted_run_is_not_recorded_and_said_to_be_so) {
   EXPECT_TRUE(records().empty());
 }
 
+// No machine times all the plans of the cover in two milliseconds.
+TEST_F(TuneMeasure, deadline_counts_what_is_timed_before_the_search) {
+  const std::string call =
+      "tune --model tiny.json --machine here --store here.db --strategy resident "
+      "--sequence-length 16 --global-batch 2 --micro-batch 2 ";
+  const Outcome outcome = bench.run(call + "--deadline 0.005");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.says("note: timed, in 0.002 of the 0.005 s of --deadline: "))
+      << outcome.output;
+  const Outcome whole = bench.run(call);
+  EXPECT_EQ(whole.code, 0) << whole.output;
+  EXPECT_FALSE(whole.says("note: timed")) << whole.output;
+}
+
 TEST_F(TuneMeasure, text_has_the_table_and_the_history_the_runs) {
   const Outcome outcome = tune("--measure 2 --steps 3");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
