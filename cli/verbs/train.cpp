@@ -191,6 +191,14 @@ Duration step_time_of(const TrainResult& result) {
   return result.step_times.empty() ? Duration{} : median(result.step_times);
 }
 
+// What the median of the steps is predicted to be: one that is rolled back, where most of them
+// were.
+Duration predicted_median(const Prediction& prediction, const TrainResult& result) {
+  const bool most = 2 * static_cast<size_t>(result.rollbacks) > result.records.size();
+  if (!most || !prediction.rollback_time) return prediction.step_time;
+  return prediction.step_time + *prediction.rollback_time;
+}
+
 // Mean loss of the first or last steps, which single batches are too noisy for.
 double mean_loss(std::span<const StepRecord> records) {
   double sum = 0;
@@ -242,6 +250,7 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
           {"validation_sequences", outcome.validation_sequences},
           {"step_time_s", step_time_of(result).seconds()},
           {"predicted_step_time_s", completed.prediction.step_time.seconds()},
+          {"predicted_median_s", predicted_median(completed.prediction, result).seconds()},
           {"memory", memory}};
 }
 
@@ -285,13 +294,20 @@ void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   const size_t tenth = std::max<size_t>(result.records.size() / 10, 1);
   const std::span<const StepRecord> records = result.records;
   const Duration step = step_time_of(result);
-  const Duration predicted = completed.prediction.step_time;
-  fmt::print("steps {} to {}: loss {:.3f} to {:.3f} nats a token; held-out {:.3f} ({} sequences)\n",
-             result.first_step, result.next_step, mean_loss(records.first(tenth)),
-             mean_loss(records.last(tenth)), outcome.validation_loss, outcome.validation_sequences);
+  const Duration predicted = predicted_median(completed.prediction, result);
+  fmt::print(
+      "steps {} to {}: loss {:.3f} to {:.3f} nats a token{}; held-out {:.3f} ({} sequences)\n",
+      result.first_step, result.next_step, mean_loss(records.first(tenth)),
+      mean_loss(records.last(tenth)), tenth == 1 ? "" : fmt::format(" (means of {} steps)", tenth),
+      outcome.validation_loss, outcome.validation_sequences);
   if (step.ps > 0) {
+    const bool rolls_back = predicted != completed.prediction.step_time;
     fmt::print(
-        "step time {} (median), predicted {}, error {}; {} tokens/s\n", show(step), show(predicted),
+        "step time {} (median), predicted {}{}, error {}; {} tokens/s\n", show(step),
+        show(predicted),
+        rolls_back
+            ? fmt::format(" with a rollback ({} without)", show(completed.prediction.step_time))
+            : "",
         show_signed_percent(100 * (predicted.seconds() / step.seconds() - 1)),
         show_count(static_cast<double>(completed.setting.plan.tokens_per_step()) / step.seconds()));
   }

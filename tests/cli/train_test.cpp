@@ -79,6 +79,20 @@ TEST_F(Train, a_run_that_was_stopped_is_not_done) {
   expect_refusal("--steps 3 --pause-for-checkpoints", {"--pause-for-checkpoints", "--checkpoint"});
 }
 
+// The median step is compared with what such a step is predicted to take.
+TEST_F(Train, steps_that_are_rolled_back_are_compared_with_such_a_prediction) {
+  const std::string flags = "--set plan.optimizer.sync=speculate --steps 12 --clip ";
+  const Json all = Json::parse(train(flags + "0.0001 --json 2> progress.txt").output);
+  EXPECT_GE(all["rollbacks"], 11);
+  EXPECT_GT(all["predicted_median_s"], all["predicted_step_time_s"]);
+  const Json none = Json::parse(train(flags + "0 --json 2> progress.txt").output);
+  EXPECT_EQ(none["rollbacks"], 0);
+  EXPECT_EQ(none["predicted_median_s"], none["predicted_step_time_s"]);
+  const Outcome text = train(flags + "0.0001");
+  EXPECT_TRUE(text.says(" with a rollback (")) << text.output;
+  EXPECT_TRUE(text.says("--set plan.optimizer.sync=wait, is faster")) << text.output;
+}
+
 TEST_F(Train, the_held_out_loss_is_of_the_same_sequences_whatever_the_micro_batch) {
   const auto held_out = [&](const std::string& flags) {
     const Outcome outcome =
