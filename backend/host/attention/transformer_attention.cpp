@@ -338,41 +338,41 @@ void check_part_result(const Model& model, Shape shape, const PartOfAttention& p
   CHECK(result.dout.rows == result.out.rows && result.dout.columns == result.out.columns);
 }
 
+void backward_of_part(const Model& model, Shape shape, const PartOfAttention& part, Half half,
+                      const PartResult& result, View heads, View dqkv, const AttentionOf& attention,
+                      View dparams, bool accumulate) {
+  const auto is_of_queries = [&](const View& view) {
+    return view.rows == part.q.rows && view.columns == model.qkv_width();
+  };
+  if (half != Half::kRows) check_part_result(model, shape, part, result, attention);
+  CHECK(half == Half::kBoth || is_of_queries(heads));
+  CHECK(half == Half::kHeads || is_of_queries(dqkv));
+  CHECK(elements(dparams) == elements(attention.params));
+  in_real_of(part.q, [&](auto real) {
+    part_backward<decltype(real)>(model, shape, part, half, result, heads, dqkv, attention, dparams,
+                                  accumulate);
+  });
+}
+
 }  // namespace
 
 void part_attention_backward(const Model& model, Shape shape, const PartOfAttention& part,
                              const PartResult& result, View dqkv, const AttentionOf& attention,
                              View dparams, bool accumulate) {
-  check_part_result(model, shape, part, result, attention);
-  CHECK(dqkv.rows == part.q.rows && dqkv.columns == model.qkv_width());
-  CHECK(elements(dparams) == elements(attention.params));
-  in_real_of(part.q, [&](auto real) {
-    part_backward<decltype(real)>(model, shape, part, Half::kBoth, result, {}, dqkv, attention,
-                                  dparams, accumulate);
-  });
+  backward_of_part(model, shape, part, Half::kBoth, result, {}, dqkv, attention, dparams,
+                   accumulate);
 }
 
 void part_heads_backward(const Model& model, Shape shape, const PartOfAttention& part,
                          const PartResult& result, View heads, const AttentionOf& attention,
                          View dparams, bool accumulate) {
-  check_part_result(model, shape, part, result, attention);
-  CHECK(heads.rows == part.q.rows && heads.columns == model.qkv_width());
-  CHECK(elements(dparams) == elements(attention.params));
-  in_real_of(part.q, [&](auto real) {
-    part_backward<decltype(real)>(model, shape, part, Half::kHeads, result, heads, {}, attention,
-                                  dparams, accumulate);
-  });
+  backward_of_part(model, shape, part, Half::kHeads, result, heads, {}, attention, dparams,
+                   accumulate);
 }
 
 void part_rows_backward(const Model& model, Shape shape, const PartOfAttention& part, View heads,
                         View dqkv, const AttentionOf& attention, View dparams) {
-  CHECK(heads.rows == part.q.rows && heads.columns == model.qkv_width());
-  CHECK(dqkv.rows == part.q.rows && dqkv.columns == model.qkv_width());
-  CHECK(elements(dparams) == elements(attention.params));
-  in_real_of(part.q, [&](auto real) {
-    part_backward<decltype(real)>(model, shape, part, Half::kRows, {}, heads, dqkv, attention,
-                                  dparams, true);
-  });
+  backward_of_part(model, shape, part, Half::kRows, {}, heads, dqkv, attention, dparams, true);
 }
 
 void part_qkv_forward(const Model& model, ConstView x, ConstView params, View q, View keys_values) {
