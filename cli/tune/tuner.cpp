@@ -80,6 +80,7 @@ SearchResult Tuner::run(const std::string& label) {
       found = std::move(again);
     }
   }
+  cache_.set_spent(0);
   return found;
 }
 
@@ -120,8 +121,9 @@ void Tuner::measure_space() {
     progress.show(static_cast<double>(timed) / static_cast<double>(chosen.size()),
                   fmt::format("plan {} of {}", timed + 1, chosen.size()));
     measure(chosen[timed], must_stop);
+    if (must_stop() && !is_measured(with(chosen[timed]), measurements_)) break;
   }
-  if (must_stop() && timed > 0) --timed;  // it was stopped in that one
+  notes_.clear();
   if (timed < chosen.size() && !cache_.interrupted()) {
     notes_.push_back(fmt::format(
         "timed, in {:g} of the {:g} s of --deadline: {} of the {} plans that have every operation "
