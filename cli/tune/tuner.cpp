@@ -127,8 +127,9 @@ void Tuner::measure_space() {
   if (timed < chosen.size() && !cache_.interrupted()) {
     notes_.push_back(fmt::format(
         "timed, in {:g} of the {:g} s of --deadline: {} of the {} plans that have every operation "
-        "of the search; the others' are told from the profile. Asked again, it goes on there",
-        kTimingShare * flags_.deadline_s, flags_.deadline_s, timed, chosen.size()));
+        "of the search; the others' are told from the profile. {}",
+        kTimingShare * flags_.deadline_s, flags_.deadline_s, timed, chosen.size(),
+        timed > 0 ? "Asked again, it goes on there" : "A longer --deadline times more"));
   }
   progress.finish(fmt::format("{} operations are timed", measurements_.size()));
 }
