@@ -52,14 +52,16 @@ class SearchCache {
   void set_standing(const std::string& standing) { standing_ = standing; }
   // Of searches from here on.
   void set_deadline(double seconds) { options_.deadline_s = seconds; }
-  // What of the deadline is spent already before a search begins, of those from here on. What they
-  // answer still counts as that of the whole deadline.
+  // What of the deadline is spent already before a search begins, of those from here on: they have
+  // the rest, and a quarter at least. What they answer counts as that of the whole deadline.
   void set_spent(double seconds) { spent_s_ = seconds; }
   // Signals end the program again, or are watched by others. Remembers whether one came.
   void stop_watching();
 
  private:
-  double left_s() const { return std::max(options_.deadline_s - spent_s_, 0.0); }
+  double left_s() const {
+    return std::max(options_.deadline_s - spent_s_, options_.deadline_s / 4);
+  }
   std::optional<SearchResult> known(const std::string& question) const;
   void keep(const SearchRecord& record) const;
   std::string place_of(const SearchQuestion& question) const;
