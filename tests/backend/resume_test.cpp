@@ -210,33 +210,31 @@ TEST(resume, what_a_killed_process_left_half_written_is_removed) {
 TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
   const TemporaryFolder folder;
   short_run(options_of_folder(folder.path()));
-  const auto notes_of = [&](const TrainerOptions& options) {
+  const Plan same = tiny::plan_of_both_homes(SyncMode::kWait);
+  const auto notes_of = [&](const TrainerOptions& options, const Plan& plan) {
     std::string text;
-    const Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
+    const Trainer trainer(tiny::gpt2_model(), plan, options);
     for (const std::string& note : trainer.notes()) text += note + "\n";
     return text;
   };
   TrainerOptions options = options_of_folder(folder.path());
-  EXPECT_EQ(notes_of(options), "");
+  EXPECT_EQ(notes_of(options, same), "");
   options.seed = 7;
-  EXPECT_EQ(notes_of(options), "");  // the default of a caller who was not asked for one
+  EXPECT_EQ(notes_of(options, same), "");  // the default of a caller who was not asked for one
   options.seed_is_given = true;
-  EXPECT_TRUE(mentions(notes_of(options), "--seed 7 is not used"));
+  EXPECT_TRUE(mentions(notes_of(options, same), "--seed 7 is not used"));
 
   options = options_of_folder(folder.path());
   options.optimizer.beta2 = 0.99f;
   options.optimizer.learning_rate.floor = 0;
-  EXPECT_EQ(notes_of(options),
+  EXPECT_EQ(notes_of(options, same),
             "the run goes on with --min-lr 0 (it was 0.0003), --beta2 0.99 (it was 0.95)\n");
 
   options = options_of_folder(folder.path());
   const auto notes_with = [&](const auto& change) {
-    Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
+    Plan plan = same;
     change(plan);
-    std::string all;
-    const Trainer trainer(tiny::gpt2_model(), plan, options);
-    for (const std::string& note : trainer.notes()) all += note + "\n";
-    return all;
+    return notes_of(options, plan);
   };
   EXPECT_EQ(notes_with([](Plan& plan) {
               plan.global_batch *= 2;
@@ -252,11 +250,11 @@ TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
   std::ifstream file(options.data);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   options.data = folder.write("same.txt", text);
-  EXPECT_EQ(notes_of(options), "");  // moved, and the same
+  EXPECT_EQ(notes_of(options, same), "");  // moved, and the same
   text[text.size() - 1] ^= 1;
   options.data = folder.write("other.txt", text);
-  EXPECT_TRUE(mentions(notes_of(options), "not those that the run had"));
-  EXPECT_TRUE(mentions(notes_of(options), "other.txt"));
+  EXPECT_TRUE(mentions(notes_of(options, same), "not those that the run had"));
+  EXPECT_TRUE(mentions(notes_of(options, same), "other.txt"));
 }
 
 TEST(resume, another_model_is_refused_though_its_parameters_have_the_same_shapes) {
