@@ -87,23 +87,27 @@ void add_cut(const Runs& from, int64_t begin, int64_t end, std::vector<Runs>& to
   }
 }
 
+// The same of all runs.
+std::vector<Runs> cut_runs(const std::vector<Runs>& all, int64_t begin, int64_t end) {
+  std::vector<Runs> cut;
+  int64_t before = 0;
+  for (const Runs& one : all) {
+    const int64_t count = one.whole.count();
+    const int64_t first = std::clamp<int64_t>(begin - before, 0, count);
+    const int64_t last = std::clamp<int64_t>(end - before, 0, count);
+    add_cut(one, first, last, cut);
+    before += count;
+  }
+  return cut;
+}
+
 // What of values that `copies.count` ranks keep alike the one of them with this index writes.
 std::vector<Runs> written_of(const std::vector<Runs>& kept, const RankCopies& copies) {
   if (copies.count == 1) return kept;
   const int64_t all = count_of_runs(kept);
   const int64_t share = round_up(div_ceil(all, copies.count), kLeastWritten);
   const int64_t begin = std::min(all, share * copies.index);
-  const int64_t end = std::min(all, begin + share);
-  std::vector<Runs> written;
-  int64_t before = 0;
-  for (const Runs& one : kept) {
-    const int64_t count = one.whole.count();
-    const int64_t first = std::clamp<int64_t>(begin - before, 0, count);
-    const int64_t last = std::clamp<int64_t>(end - before, 0, count);
-    add_cut(one, first, last, written);
-    before += count;
-  }
-  return written;
+  return cut_runs(kept, begin, std::min(all, begin + share));
 }
 
 // Ranks with the same shares of what ranks split alike.
@@ -128,6 +132,10 @@ std::vector<RankPart> parts_to_write(const Graph& graph, const TrainingDevice& d
     if (part.count > 0) parts.push_back(std::move(part));
   });
   return parts;
+}
+
+RankPart piece_of(const RankPart& part, int64_t begin, int64_t count) {
+  return {part.module, part.parameter, cut_runs(part.runs, begin, begin + count), count};
 }
 
 std::vector<ElementRuns> kept_elements(const Graph& graph, const TrainingDevice& device,

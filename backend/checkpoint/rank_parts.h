@@ -37,6 +37,8 @@ struct RankPart {
 // What this rank writes, in the order of parameters; without those of which it writes nothing. The
 // parts refer to the graph and the device.
 std::vector<RankPart> parts_to_write(const Graph& graph, const TrainingDevice& device);
+// Values [begin, begin + count) of those that the part has, one after another.
+RankPart piece_of(const RankPart& part, int64_t begin, int64_t count);
 // Every element of a parameter that this rank keeps, in each of the modules that hold it.
 std::vector<ElementRuns> kept_elements(const Graph& graph, const TrainingDevice& device,
                                        size_t module, const Parameter& parameter);

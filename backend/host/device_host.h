@@ -51,6 +51,9 @@ class HostDevice : public TrainingDevice {
   const RankShares* shares() const override { return shares_ ? &*shares_ : nullptr; }
   const ParameterSlices* slices() const override { return slices_ ? &*slices_ : nullptr; }
   void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) override;
+  Bytes read_at_once(Place place) const override {
+    return place == Place::kNvme ? kRequestedRead : kCachedRead;
+  }
   void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
   void spread_weights() override;
   void restore_partials(int32_t step) override;

@@ -1,8 +1,9 @@
 #include "backend/train/checkpoint.h"
 
+#include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <fmt/format.h>
-#include <functional>
 #include <map>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "backend/train/parameter_state.h"
 #include "backend/train/resume_notes.h"
 #include "backend/train/weights_file.h"
+#include "kernels/threads.h"
 
 namespace ballast {
 
@@ -97,8 +99,6 @@ double hexadecimal(const std::map<std::string, std::string>& metadata, const std
   return value;
 }
 
-bool all_finite(std::span<const float> values) { return !first_not_finite(values); }
-
 // The other ranks, each of which writes a shard; null where this one is alone.
 Communicator* others_of(const TrainingDevice& device) {
   if (device.shares() == nullptr || device.shares()->ranks().size() == 1) return nullptr;
@@ -150,38 +150,98 @@ std::string shard_beside(const std::string& path, const ShardName& name) {
   return folder_of(path) + "/" + shard_file(name);
 }
 
-using Read = std::function<void(std::span<float> values)>;
+int64_t arrays_of(bool pending) { return std::ssize(kStateArrays) + (pending ? 1 : 0); }
+int64_t values_of(const std::vector<RankPart>& parts) {
+  int64_t values = 0;
+  for (const RankPart& part : parts) values += part.count;
+  return values;
+}
 
-// Calls `visit` for every tensor that this rank writes of a checkpoint in its order, with what
-// reads it, and is told whether it is finite; of gradients that wait that is not asked. Returns the
-// first one of an array that is not, and goes on no further.
-std::optional<std::string> visit_state(
-    const Graph& graph, TrainingDevice& device, const std::vector<RankPart>& parts, bool pending,
-    const std::function<bool(const RankPart& part, const Read& read)>& visit) {
-  const auto own = [&](const RankPart& part) -> const Parameter& {
-    return *own_part(device, part.module, *part.parameter);
-  };
-  for (const StateArray array : kStateArrays) {
-    std::optional<std::string> not_finite;
-    for (const RankPart& part : parts) {
-      const auto kept = [&](int64_t begin, std::span<float> values) {
-        read_kept(graph, device, part.module, own(part), begin, array, values);
-      };
-      const bool finite =
-          visit(part, [&](std::span<float> values) { read_part(part, kept, values); });
-      if (!finite && !not_finite) not_finite = prefix_of(array) + part.parameter->name;
-    }
-    if (not_finite) return not_finite;
+// What this rank writes of a checkpoint, in its order: array after array, of each part after part.
+class WrittenState {
+ public:
+  // All must outlive this. `pending`: the gradients of a delayed update are the last array.
+  WrittenState(const Graph& graph, TrainingDevice& device, const std::vector<RankPart>& parts,
+               bool pending)
+      : graph_(graph), device_(device), parts_(parts) {
+    if (pending) gradients_.emplace(graph, device);
   }
-  if (!pending) return std::nullopt;
-  const PendingGradients gradients(graph, device);
-  for (const RankPart& part : parts) {
-    const auto kept = [&](int64_t begin, std::span<float> values) {
-      gradients.read_kept(part.module, own(part), begin, values);
+
+  const std::vector<RankPart>& parts() const { return parts_; }
+  size_t arrays() const { return static_cast<size_t>(arrays_of(gradients_.has_value())); }
+  std::string name(size_t array, const RankPart& part) const {
+    return prefix_of(kStateArrays.at(array)) + part.parameter->name;
+  }
+  // Fills the values of a part or of a piece of one. False where one of a state's arrays is not
+  // finite; of gradients that is not asked. Several threads may read different ones.
+  bool read(size_t array, const RankPart& part, std::span<float> values) const {
+    const Parameter& own = *own_part(device_, part.module, *part.parameter);
+    bool finite = true;
+    const auto look = [&](std::span<const float> block) {
+      finite = finite && !first_not_finite(block);
     };
-    visit(part, [&](std::span<float> values) { read_part(part, kept, values); });
+    read_part(
+        part,
+        [&](int64_t begin, std::span<float> to) {
+          if (array == kStateArrays.size()) {
+            gradients_->read_kept(part.module, own, begin, to);
+          } else {
+            read_kept(graph_, device_, part.module, own, begin, kStateArrays.at(array), to, look);
+          }
+        },
+        values);
+    return finite;
   }
-  return std::nullopt;
+
+ private:
+  const Graph& graph_;
+  TrainingDevice& device_;
+  const std::vector<RankPart>& parts_;
+  std::optional<PendingGradients> gradients_;
+};
+
+// Some of what is copied: where it goes among all values, and what it is.
+struct CopiedPiece {
+  size_t to = 0;
+  size_t array = 0;
+  RankPart part;
+};
+std::vector<CopiedPiece> pieces_of(const WrittenState& state) {
+  constexpr int64_t kPiece = int64_t{1} << 21;  // values: few enough that threads end together
+  std::vector<CopiedPiece> pieces;
+  size_t to = 0;
+  for (size_t array = 0; array < state.arrays(); ++array) {
+    for (const RankPart& part : state.parts()) {
+      for (int64_t begin = 0; begin < part.count; begin += kPiece) {
+        const int64_t count = std::min(kPiece, part.count - begin);
+        pieces.push_back({to, array, piece_of(part, begin, count)});
+        to += static_cast<size_t>(count);
+      }
+    }
+  }
+  return pieces;
+}
+
+// Copies all of it, on so many threads. The name of the first tensor that is not finite.
+std::optional<std::string> copy_state(const WrittenState& state, int threads,
+                                      std::span<float> values) {
+  const std::vector<CopiedPiece> pieces = pieces_of(state);
+  std::atomic<size_t> next = 0;
+  std::atomic<size_t> not_finite = pieces.size();
+  kernels::Workers crew(threads, kernels::Pinning::kNone);
+  crew.for_tiles(crew.count(), 1, [&](int64_t, int64_t) {
+    for (size_t i = next++; i < pieces.size(); i = next++) {
+      const CopiedPiece& piece = pieces[i];
+      const auto count = static_cast<size_t>(piece.part.count);
+      if (state.read(piece.array, piece.part, values.subspan(piece.to, count))) continue;
+      size_t first = not_finite;
+      while (i < first && !not_finite.compare_exchange_weak(first, i)) {
+      }
+    }
+  });
+  if (not_finite == pieces.size()) return std::nullopt;
+  const CopiedPiece& first = pieces[not_finite];
+  return state.name(first.array, first.part);
 }
 
 }  // namespace
@@ -195,16 +255,19 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   const ShardName name = shard_name(ranks, header);
   const StoredMetadata metadata = metadata_of(header, ranks);
   std::optional<SafetensorsWriter> writer;
-  auto not_finite = first_of_ranks(ranks, [&] {
+  auto not_finite = first_of_ranks(ranks, [&]() -> std::optional<std::string> {
     writer.emplace(ranks == nullptr ? path : shard_beside(path, name),
                    declarations_of(parts, pending, ranks),
                    ranks == nullptr ? metadata : shard_metadata(parts, name), files);
-    return visit_state(graph, device, parts, pending, [&](const RankPart& part, const Read& read) {
-      std::vector<float> values(static_cast<size_t>(part.count));
-      read(values);
-      writer->write(std::as_bytes(std::span(values)));
-      return all_finite(values);
-    });
+    const WrittenState state(graph, device, parts, pending);
+    for (size_t array = 0; array < state.arrays(); ++array) {
+      for (const RankPart& part : parts) {
+        std::vector<float> values(static_cast<size_t>(part.count));
+        if (!state.read(array, part, values)) return state.name(array, part);
+        writer->write(std::as_bytes(std::span(values)));
+      }
+    }
+    return std::nullopt;
   });
   if (not_finite) return not_finite;
   const auto commit = [&] { return writer->commit(); };
@@ -216,8 +279,15 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   return std::nullopt;
 }
 
+void CheckpointSnapshot::reserve(Bytes size) {
+  if (memory_ && size <= memory_->size()) return;
+  values_ = {};
+  memory_.reset();  // first, for both may be too much
+  memory_ = std::make_unique<Arena>("of a checkpoint's copy", size, ArenaBacking::kWhole);
+}
+
 std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, TrainingDevice& device,
-                                                    const CheckpointHeader& header) {
+                                                    const CheckpointHeader& header, int threads) {
   const bool pending = header.control.pending_gradient.has_value();
   ranks_ = others_of(device);
   name_ = shard_name(ranks_, header);
@@ -226,23 +296,17 @@ std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, Training
     const std::vector<RankPart> parts = parts_to_write(graph, device);
     declarations_ = declarations_of(parts, pending, ranks_);
     shard_metadata_ = shard_metadata(parts, name_);
-    size_t count = 0;
-    for (const RankPart& part : parts) count += static_cast<size_t>(part.count);
-    values_.resize(count * (kStateArrays.size() + (pending ? 1 : 0)));
-    std::span<float> left = values_;
-    return visit_state(graph, device, parts, pending, [&](const RankPart& part, const Read& read) {
-      const std::span<float> values = left.first(static_cast<size_t>(part.count));
-      left = left.subspan(values.size());
-      read(values);
-      return all_finite(values);
-    });
+    const int64_t count = values_of(parts) * arrays_of(pending);
+    reserve({count * size_of(DType::kF32)});
+    values_ = {reinterpret_cast<float*>(memory_->at(0)), static_cast<size_t>(count)};
+    return copy_state(WrittenState(graph, device, parts, pending), threads, values_);
   });
 }
 
 void CheckpointSnapshot::write(const std::string& path, Files& files) const {
   const auto write = [&](const std::string& file, const StoredMetadata& metadata) {
     SafetensorsWriter writer(file, declarations_, metadata, files);
-    writer.write(std::as_bytes(std::span(values_)));
+    writer.write(std::as_bytes(values_));
     return writer.commit();
   };
   if (ranks_ == nullptr) {
@@ -254,10 +318,8 @@ void CheckpointSnapshot::write(const std::string& path, Files& files) const {
       [&] { return write(shard_beside(path, name_), shard_metadata_); }, metadata_, files);
 }
 
-int64_t copied_bytes(const Graph& graph, const TrainingDevice& device) {
-  int64_t values = 0;
-  for (const RankPart& part : parts_to_write(graph, device)) values += part.count;
-  return values * static_cast<int64_t>(std::size(kStateArrays) * sizeof(float));
+int64_t copied_bytes(const Graph& graph, const TrainingDevice& device, bool pending) {
+  return values_of(parts_to_write(graph, device)) * arrays_of(pending) * size_of(DType::kF32);
 }
 
 int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device) {

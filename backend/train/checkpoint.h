@@ -12,12 +12,15 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "backend/checkpoint/shards.h"
 #include "backend/comm/communicator.h"
+#include "backend/execute/arena.h"
 #include "backend/execute/update_control.h"
 #include "backend/formats/safetensors.h"
 #include "backend/train/training_device.h"
@@ -48,10 +51,14 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
 // A copy in memory of what this rank writes of a checkpoint while training goes on.
 class CheckpointSnapshot {
  public:
-  // Takes the copy, while nothing runs. Every rank calls; the header is the first one's. Returns
-  // the name of a tensor that has a value that is not finite, of any rank, and is then no copy.
+  // Gets memory for a copy of so many bytes, and backs it, so that `take` need not. Throws Error
+  // where the system has not got it.
+  void reserve(Bytes size);
+  // Takes the copy on so many threads, while nothing else runs. Every rank calls; the header is the
+  // first one's. Returns the name of a tensor that has a value that is not finite, of any rank, and
+  // is then no copy.
   std::optional<std::string> take(const Graph& graph, TrainingDevice& device,
-                                  const CheckpointHeader& header);
+                                  const CheckpointHeader& header, int threads);
   // Writes what was taken, to the bytes of save_checkpoint but for the names of shards. Needs
   // neither graph nor device, but the ranks' communicator. Every rank calls, from any thread.
   void write(const std::string& path, Files& files = system_files()) const;
@@ -62,13 +69,14 @@ class CheckpointSnapshot {
   std::vector<TensorDeclaration> declarations_;
   StoredMetadata metadata_;        // of the checkpoint
   StoredMetadata shard_metadata_;  // of this rank's shard
-  std::vector<float> values_;      // of all tensors, one after another; its memory is used again
+  std::unique_ptr<Arena> memory_;  // used again
+  std::span<float> values_;        // of all tensors, one after another
 };
 
-// What the state of a checkpoint takes, in bytes, but for gradients that wait: all of it, and what
-// this rank copies and writes.
+// What the state of a checkpoint takes, in bytes: all of it, but for gradients that wait, and what
+// this rank copies and writes, with gradients that wait or without.
 int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device);
-int64_t copied_bytes(const Graph& graph, const TrainingDevice& device);
+int64_t copied_bytes(const Graph& graph, const TrainingDevice& device, bool pending);
 
 // The files of its shards; none of a checkpoint of one file. Throws Error where the file is
 // damaged.

@@ -54,15 +54,23 @@ bool is_here(const TrainingDevice& device, Sort sort, const Held& part) {
   return shares == nullptr || !shares->are_split() || part.rank == shares->rank(sort);
 }
 
-// Of `values`, which are those of a module from `begin` on, what this rank has.
+// Of `values`, which are those of a module from `begin` on, what this rank has. Where they are to
+// be `seen` too, they are read in blocks that a cache still holds then.
 void fill_kept(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
-               std::span<float> values, const HomeOf& home) {
+               std::span<float> values, const HomeOf& home, const ReadBlock& seen = nullptr) {
   const Sort sort = sort_of(graph.modules[module]);
   for (const Held& part : parts_of(graph, device.shares(), module, {begin, std::ssize(values)})) {
     if (!is_here(device, sort, part)) continue;
-    read_values(
-        device, home(part), part.offset,
-        values.subspan(static_cast<size_t>(part.begin - begin), static_cast<size_t>(part.count)));
+    const StateHome from = home(part);
+    const Bytes at_once = device.read_at_once(graph.tensor(from.tensor).place);
+    const int64_t block = seen ? at_once.count / size_of(from.dtype) : part.count;
+    for (int64_t done = 0; done < part.count; done += block) {
+      const std::span<float> here =
+          values.subspan(static_cast<size_t>(part.begin - begin + done),
+                         static_cast<size_t>(std::min(block, part.count - done)));
+      read_values(device, from, part.offset + done, here);
+      if (seen) seen(here);
+    }
   }
 }
 
@@ -148,8 +156,8 @@ std::vector<ElementRange> kept_ranges(const Graph& graph, const TrainingDevice& 
 }
 
 void read_kept(const Graph& graph, TrainingDevice& device, size_t module, const Parameter& own,
-               int64_t begin, StateArray array, std::span<float> values) {
-  fill_kept(graph, device, module, own.offset + begin, values, homes_of(graph, array));
+               int64_t begin, StateArray array, std::span<float> values, const ReadBlock& seen) {
+  fill_kept(graph, device, module, own.offset + begin, values, homes_of(graph, array), seen);
 }
 
 void for_parameters(const Graph& graph, const TrainingDevice& device,

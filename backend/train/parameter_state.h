@@ -43,9 +43,11 @@ std::vector<size_t> modules_that_hold(const Graph& graph, size_t module);
 // start, in their order.
 std::vector<ElementRange> kept_ranges(const Graph& graph, const TrainingDevice& device,
                                       size_t module, const Parameter& own);
+// Is told values as soon as they were read, a block at a time, of which a cache may still hold all.
+using ReadBlock = std::function<void(std::span<const float> values)>;
 // Fills what of its part, from element `begin` on, this rank keeps itself. Asks no other rank.
 void read_kept(const Graph& graph, TrainingDevice& device, size_t module, const Parameter& own,
-               int64_t begin, StateArray array, std::span<float> values);
+               int64_t begin, StateArray array, std::span<float> values, const ReadBlock& seen);
 
 // Parameters of a module (an index into Graph::modules), from its element `begin`, into their
 // masters. Several threads may write different ones.

@@ -90,6 +90,20 @@ std::vector<std::string> changes_since(const CheckpointHeader& then, const Check
   return notes;
 }
 
+std::vector<std::string> notes_of_resumed(const CheckpointHeader& then, const CheckpointHeader& now,
+                                          const TrainerOptions& options) {
+  std::vector<std::string> notes = changes_since(then, now);
+  if (options.seed_is_given && options.seed != then.seed) {
+    notes.push_back(fmt::format("the run goes on with its seed, {}; --seed {} is not used",
+                                then.seed, options.seed));
+  }
+  if (options.initial_weights) {
+    notes.push_back("the run goes on from its checkpoint; --import " + *options.initial_weights +
+                    " is not read");
+  }
+  return notes;
+}
+
 std::string first_difference(const std::string& there, const std::string& here) {
   if (there == here || there.empty() || here.empty()) return "";
   std::istringstream theirs(there), ours(here);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/train/checkpoint.h"
+#include "backend/train/trainer.h"
 
 namespace ballast {
 
@@ -27,6 +28,10 @@ std::map<std::string, std::string> learning_knobs(const Plan& plan);
 
 // One line each: other data, other knobs of those, other numbers of the optimizer.
 std::vector<std::string> changes_since(const CheckpointHeader& then, const CheckpointHeader& now);
+
+// The same, and what of its options a run that goes on does not use.
+std::vector<std::string> notes_of_resumed(const CheckpointHeader& then, const CheckpointHeader& now,
+                                          const TrainerOptions& options);
 
 // The first line in which two records of a model differ, as "there LINE, here LINE"; empty where
 // they are equal or one is not known.

@@ -226,7 +226,7 @@ struct Trainer::State {
     const bool copies = schedule.in_background();
     const auto tensor = schedule.keep(
         [&] {
-          return copies ? snapshot.take(graph, *device, header())
+          return copies ? snapshot.take(graph, *device, header(), options.optimizer_threads)
                         : save_checkpoint(graph, *device, header(), path, files_of(options));
         },
         [this, copies, path] {
@@ -235,6 +235,15 @@ struct Trainer::State {
         });
     if (tensor) return watch.state_broke(next_step, *tensor);
     saved = next_step;
+  }
+  Bytes bytes_to_copy() const {
+    return {copied_bytes(graph, *device, plan.optimizer.sync == SyncMode::kDelay)};
+  }
+  // The first copy is to take no longer than the others, and what it lacks is to be known before.
+  void reserve_copy(int64_t steps) {
+    const bool copies = schedule.keeps_any() && schedule.in_background();
+    // The last checkpoint is written as training ends, and needs none.
+    if (copies && schedule.most_until(next_step, steps) > 1) snapshot.reserve(bytes_to_copy());
   }
   void remove_older() const {
     if (!folder) return;
@@ -418,7 +427,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   }
   state_ = std::make_unique<State>(model, plan, effective, header, std::move(folder));
   if (checkpoint) {
-    note_changes(header, options);
+    state_->notes = notes_of_resumed(header, state_->header(), options);
     load_checkpoint_state(state_->graph, *state_->device, *checkpoint, files_of(options));
     if (plan.optimizer.sync == SyncMode::kDelay)
       state_->device->restore_partials(state_->next_step);
@@ -445,8 +454,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
 void Trainer::require_memory_for_copy() const {
   const State& s = *state_;
   if (!s.options.available_memory || !s.schedule.keeps_any() || !s.schedule.in_background()) return;
-  Bytes copy{copied_bytes(s.graph, *s.device)};
-  if (s.plan.optimizer.sync == SyncMode::kDelay) copy = {copy.count / 3 * 4};
+  Bytes copy = s.bytes_to_copy();
   Bytes untouched;
   for (const MemoryUse& use : s.device->memory()) {
     if (use.place == Place::kNvme) continue;
@@ -464,19 +472,6 @@ void Trainer::require_memory_for_copy() const {
                           "{:.2f} GB of memory are left",
                           copy.gb(), std::max((available - untouched).gb(), 0.0)),
               "add --pause-for-checkpoints, which needs no copy, or grant more memory");
-}
-
-void Trainer::note_changes(const CheckpointHeader& then, const TrainerOptions& options) {
-  std::vector<std::string>& notes = state_->notes;
-  notes = changes_since(then, state_->header());
-  if (options.seed_is_given && options.seed != then.seed) {
-    notes.push_back(fmt::format("the run goes on with its seed, {}; --seed {} is not used",
-                                then.seed, options.seed));
-  }
-  if (options.initial_weights) {
-    notes.push_back("the run goes on from its checkpoint; --import " + *options.initial_weights +
-                    " is not read");
-  }
 }
 
 Trainer::~Trainer() = default;
@@ -515,6 +510,7 @@ TrainResult Trainer::train_rank(int64_t steps,
   if (steps > std::numeric_limits<int32_t>::max()) {
     throw Error("--steps", fmt::format("{} is out of range", steps), "use fewer");
   }
+  s.reserve_copy(steps);
   TrainResult result;
   result.first_step = s.next_step;
   FiniteWatch watch;

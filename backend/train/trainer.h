@@ -128,7 +128,6 @@ class Trainer {
   Trainer();  // of a rank of the team, which begins on its own thread
   void begin(const Model& model, const Plan& plan, const TrainerOptions& options);
   void require_memory_for_copy() const;
-  void note_changes(const CheckpointHeader& then, const TrainerOptions& options);
   TrainResult train_rank(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
                          bool sequential);
   // Calls `work` for every rank of this process, each on a thread of its own but for this one's,

@@ -72,6 +72,9 @@ struct MemoryUse {
   Bytes resident;  // what is really taken, but for what Gpu::reserved counts
 };
 
+constexpr Bytes kCachedRead{int64_t{256} << 10};
+constexpr Bytes kRequestedRead{int64_t{16} << 20};
+
 class TrainingDevice : public Device {
  public:
   virtual UpdateControl& control() = 0;
@@ -84,6 +87,12 @@ class TrainingDevice : public Device {
   // several threads may read and write different bytes at once.
   virtual void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) = 0;
   virtual void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) = 0;
+
+  // So many bytes of a tensor at this place are best read at once: of what lies in this process's
+  // memory as many as a core's cache holds, of others enough that what a request costs is little.
+  virtual Bytes read_at_once(Place place) const {
+    return place == Place::kDram ? kCachedRead : kRequestedRead;
+  }
 
   // Writes the weights of every module that lives on the GPU, and the home of those that flow, from
   // the masters. At the start of a run, while nothing runs.

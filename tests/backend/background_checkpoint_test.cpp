@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <map>
 #include <stdexcept>
 #include <thread>
@@ -13,7 +14,11 @@
 #include "backend/checkpoint/checkpoint_period.h"
 #include "backend/checkpoint/shards.h"
 #include "backend/formats/safetensors.h"
+#include "backend/host/device_host.h"
+#include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
+#include "backend/train/parameter_state.h"
+#include "sim/graph/build.h"
 #include "tests/backend/same_files.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
@@ -67,6 +72,7 @@ TEST(background_checkpoint, has_the_bytes_of_one_for_which_training_rests) {
     for (const bool in_background : {true, false}) {
       TrainerOptions options = options_in((in_background ? beside : resting).path(), 7);
       options.checkpoints_in_background = in_background;
+      options.optimizer_threads = in_background ? 3 : 1;  // which take the copy
       Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(sync), options);
       EXPECT_EQ(trainer.train(kBackgroundSteps, nullptr).checkpoints.kept, 3);
     }
@@ -74,6 +80,40 @@ TEST(background_checkpoint, has_the_bytes_of_one_for_which_training_rests) {
       EXPECT_EQ(content_of(checkpoint_path(beside.path(), step)),
                 content_of(checkpoint_path(resting.path(), step)))
           << to_string(sync) << " at " << step;
+    }
+  }
+}
+
+// Neither the copy nor the file is one to go on from, and both name the same tensor: the first one.
+TEST(background_checkpoint, of_a_state_that_is_not_finite_is_none_and_names_its_tensor) {
+  const TemporaryFolder folder;
+  const Model model = tiny::gpt2_model();
+  const Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
+  Graph graph = build(model, plan);
+  const TrainerOptions options = tiny::options_for(3);
+  const TokenSource data = TokenSource::open(options.data, {.vocab = model.vocab});
+  HostDevice device({model, plan, graph, data}, {}, {});
+  CheckpointSnapshot snapshot;
+  const auto both = [&](int threads) {
+    const auto copied = snapshot.take(graph, device, {}, threads);
+    EXPECT_EQ(save_checkpoint(graph, device, {}, folder / "state.safetensors"), copied);
+    return copied;
+  };
+  EXPECT_EQ(both(3), std::nullopt);
+  for (const auto& [array, prefix] : {std::pair{StateArray::kMoment2, "moment2."},
+                                      {StateArray::kMoment1, "moment1."},
+                                      {StateArray::kMaster, "master."}}) {
+    std::vector<std::pair<size_t, const Parameter*>> parameters;
+    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
+      parameters.push_back({module, &parameter});
+    });
+    // From the last one on: each is then the first of those that are not finite.
+    for (size_t i = parameters.size(); i-- > 0;) {
+      const auto& [module, parameter] = parameters[i];
+      std::vector<float> values = read_parameter(graph, device, module, *parameter, array);
+      values[values.size() * i / parameters.size()] = std::numeric_limits<float>::infinity();
+      write_parameter(graph, device, module, *parameter, array, values);
+      EXPECT_EQ(both(1 + static_cast<int>(i % 4)), prefix + parameter->name);
     }
   }
 }

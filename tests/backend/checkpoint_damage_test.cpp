@@ -5,11 +5,14 @@
 #include <fstream>
 #include <gtest/gtest.h>
 #include <iterator>
+#include <limits>
 #include <random>
 
 #include "backend/formats/safetensors.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
+#include "backend/train/parameter_state.h"
+#include "backend/train/weights_file.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
 
@@ -188,6 +191,23 @@ TEST(damage, every_flipped_bit_of_exported_weights_is_found) {
     flip(path, bit);
   }
   EXPECT_EQ(error_of([&] { SafetensorsReader(path).verify(); }), "");
+}
+
+TEST(damage, first_value_that_is_not_finite_is_found_wherever_it_is) {
+  const float most = std::numeric_limits<float>::max();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float no_number = std::numeric_limits<float>::quiet_NaN();
+  for (const size_t size : {0, 1, 1023, 1024, 1025, 5000}) {
+    std::vector<float> values(size, -most);
+    for (size_t i = 0; i < size; i += 3) values[i] = std::numeric_limits<float>::denorm_min();
+    EXPECT_EQ(first_not_finite(values), std::nullopt);
+    for (size_t at = 0; at < size; at += 1 + size / 40) {
+      std::vector<float> bad = values;
+      bad[at] = at % 3 == 0 ? -infinity : at % 3 == 1 ? infinity : -no_number;
+      bad[size - 1] = std::isfinite(bad[size - 1]) ? no_number : bad[size - 1];
+      EXPECT_EQ(first_not_finite(bad), at) << size;
+    }
+  }
 }
 
 TEST(damage, imported_values_that_are_not_finite_are_refused_with_their_tensor) {

@@ -12,6 +12,7 @@
 #include <random>
 #include <set>
 
+#include "backend/checkpoint/rank_parts.h"
 #include "backend/checkpoint/shards.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
@@ -66,6 +67,37 @@ TEST(element_runs, that_do_not_meet_have_no_element_in_common) {
   }
   EXPECT_GT(apart, 1000);
   EXPECT_GT(split, 1000);  // parts of the columns of one matrix
+}
+
+TEST(rank_parts, pieces_of_a_part_have_its_values_in_their_order) {
+  std::mt19937 random(7);
+  int64_t across = 0;  // pieces that have some of two runs
+  for (int i = 0; i < 2'000; ++i) {
+    RankPart part;
+    int64_t own = 0;
+    for (int k = 0; k < 1 + i % 3; ++k) {
+      const ElementRuns whole = drawn_runs(random, 9);
+      part.runs.push_back({whole, own, whole.runs == 1 ? 0 : whole.run + i % 2});
+      part.count += whole.count();
+      own += 2 * whole.count() + 9;
+    }
+    const auto read = [](int64_t begin, std::span<float> values) {
+      for (float& value : values) value = static_cast<float>(begin++);
+    };
+    std::vector<float> whole(static_cast<size_t>(part.count)), pieces = whole;
+    read_part(part, read, whole);
+    const int64_t most = 1 + i % 11;
+    for (int64_t begin = 0; begin < part.count; begin += most) {
+      const int64_t count = std::min(most, part.count - begin);
+      const RankPart piece = piece_of(part, begin, count);
+      EXPECT_EQ(piece.count, count);
+      across += piece.runs.size() > 1 ? 1 : 0;
+      read_part(piece, read,
+                std::span(pieces).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
+    }
+    ASSERT_EQ(pieces, whole) << i;
+  }
+  EXPECT_GT(across, 1000);
 }
 
 TEST(element_runs, text_is_read_back_and_any_other_refused) {
