@@ -414,7 +414,10 @@ CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
     if (op.kind == OpKind::kSumOfSquares && !cpu.sum_of_squares.empty()) {
       return on_curve(cpu.sum_of_squares);
     }
-    if (work.core_percent > 0) return {work.moved / bandwidth_of_cores(work.core_percent)};
+    if (work.core_percent > 0) {
+      const int64_t cores = std::max<int64_t>(1, cpu.cores * work.core_percent / 100);
+      return {work.moved / bandwidth_of(cpu, cores)};
+    }
     return {work.moved / cpu.memory_bandwidth.value};
   };
   // Rates are those of the kernels alone; a framework's own loops and threads reach a share.
@@ -437,18 +440,6 @@ CostModel::Alone CostModel::adam(const BucketWork& work) const {
   if (chosen->measured) return {computed, Provenance::kInterpolated};
   // A rate from elsewhere cannot move more than this memory does.
   return {std::max(computed, work.moved / machine_.cpu.memory_bandwidth.value)};
-}
-
-double core_bandwidth(const Cpu& cpu) {
-  return cpu.core_bandwidth
-             ? cpu.core_bandwidth->value.bytes_per_s
-             : cpu.memory_bandwidth.value.bytes_per_s / static_cast<double>(cpu.cores);
-}
-
-Bandwidth CostModel::bandwidth_of_cores(int64_t percent) const {
-  const Cpu& cpu = machine_.cpu;
-  const auto cores = static_cast<double>(std::max<int64_t>(1, cpu.cores * percent / 100));
-  return {std::min(cpu.memory_bandwidth.value.bytes_per_s, cores * core_bandwidth(cpu))};
 }
 
 // Parameters per second that its threads can bring past their cores.

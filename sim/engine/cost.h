@@ -56,10 +56,6 @@ Duration gemm_time(const GemmWork& work, const MatrixUnit& unit);
 // `batch` independent products of one shape, whose tiles fill the device together.
 Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit& unit);
 
-// Bytes per second that one core brings past its caches: as measured, else an even share of what
-// all of them do.
-double core_bandwidth(const Cpu& cpu);
-
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
@@ -129,7 +125,6 @@ class CostModel {
   Alone adam(const BucketWork& work) const;
   int64_t threads_of(const Op& op) const;
   double torch_adam_rate() const;
-  Bandwidth bandwidth_of_cores(int64_t percent) const;
   Alone copy(const CopyWork& work) const;
   Alone between_stages(const CollectiveWork& work) const;
   Alone io(const IoWork& work) const;

@@ -192,6 +192,17 @@ double host_slowness(const Cpu& cpu) {
   return cpu.dispatch ? cpu.dispatch->value.seconds() / kReferenceDispatch.seconds() : 1;
 }
 
+double core_bandwidth(const Cpu& cpu) {
+  return cpu.core_bandwidth
+             ? cpu.core_bandwidth->value.bytes_per_s
+             : cpu.memory_bandwidth.value.bytes_per_s / static_cast<double>(cpu.cores);
+}
+
+Bandwidth bandwidth_of(const Cpu& cpu, int64_t cores) {
+  return {std::min(cpu.memory_bandwidth.value.bytes_per_s,
+                   static_cast<double>(cores) * core_bandwidth(cpu))};
+}
+
 void check(const Machine& machine) {
   const Checker checker(machine);
   if (machine.name.empty()) checker.fail("name", "is empty");

@@ -172,6 +172,10 @@ struct Machine {
 
 // What the host takes for one call of a framework, over what that of kReferenceDispatch takes.
 double host_slowness(const Cpu& cpu);
+// Bytes per second that one core brings past its caches: as measured, else an even share of what
+// all of them do. And what so many bring, at most what the memory does.
+double core_bandwidth(const Cpu& cpu);
+Bandwidth bandwidth_of(const Cpu& cpu, int64_t cores);
 
 // Throws Error naming the machine and the field where a number is missing, zero or negative.
 void check(const Machine& machine);
