@@ -26,16 +26,23 @@ constexpr size_t kMostNear = 2;
 constexpr double kNearTheBestOnGpu = 1.25;
 constexpr size_t kMostNearOnGpu = 8;
 
-// Of the chunks of a pipeline, in as many micro-batches as it has stages.
-int64_t turns_of(const OpenLayout& layout) {
+// About as many operations has a pipeline's graph in as many micro-batches as it has stages: turns
+// of its chunks and, where the CPU steps them, for each turn the buckets of a stage, whose
+// gradients are brought there and added.
+int64_t operations_of(const OpenLayout& layout) {
   const Plan& plan = layout.setting.plan;
-  return plan.pipeline == 1 ? 0 : plan.pipeline * plan.pipeline * plan.virtual_pipeline;
+  if (plan.pipeline == 1) return 0;
+  const int64_t turns = plan.pipeline * plan.pipeline * plan.virtual_pipeline;
+  if (plan.optimizer.placement == OptimizerPlacement::kGpu) return turns;
+  const int64_t of_stage = parameter_count(layout.setting.model) / (plan.tensor * plan.pipeline);
+  return turns * (1 + of_stage * size_of(DType::kF32) / plan.optimizer.bucket_bytes.count);
 }
 
-// Whether its completion is a search of its own, and how many turns its graphs have.
+// Whether its completion is a search of its own, and how large its graphs are.
 std::pair<bool, int64_t> effort_of(const OpenLayout& layout) {
   const Setting& setting = layout.setting;
-  return {has_auto(setting.plan) && is_searched(setting.plan, setting.stack), turns_of(layout)};
+  return {has_auto(setting.plan) && is_searched(setting.plan, setting.stack),
+          operations_of(layout)};
 }
 
 }  // namespace
