@@ -230,9 +230,6 @@ CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
 }
 
 void CheckpointFolder::require_room(int64_t bytes, const std::string& run, int64_t coming) const {
-  // Some file systems do not say how large they are.
-  const std::optional<double> free = files_->free_bytes(path_);
-  if (!free) return;
   const std::vector<std::string> all = checkpoints_in(*files_, path_);
   const int64_t there = std::count_if(all.begin(), all.end(), [&](const std::string& path) {
     return belongs_to(*files_, path, run);
@@ -240,15 +237,12 @@ void CheckpointFolder::require_room(int64_t bytes, const std::string& run, int64
   const auto most = static_cast<int64_t>(kCheckpointsKept) + 1;
   const int64_t more = std::min(coming, std::max<int64_t>(most - there, 1));
   const double each = static_cast<double>(bytes);
-  if (*free >= static_cast<double>(more) * each) return;
   const std::string needed =
       more == 1
           ? fmt::format("a checkpoint takes {:.2f} GB", each * 1e-9)
           : fmt::format("{} checkpoints of {:.2f} GB will lie there at a time", more, each * 1e-9);
-  throw Error(
-      "--checkpoint " + path_,
-      fmt::format("{}: {}, and {:.2f} GB are free", fault_name(ENOSPC), needed, *free * 1e-9),
-      fault_remedy(ENOSPC));
+  ballast::require_room(*files_, path_, static_cast<double>(more) * each, "--checkpoint " + path_,
+                        needed);
 }
 
 void CheckpointFolder::require_empty() const {

@@ -1,6 +1,5 @@
 #include "cli/flags/weights_folder.h"
 
-#include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -37,14 +36,10 @@ std::string config_of(const std::string& path, const std::string& like, const Mo
 }
 
 // Weights in fp32; those of that name that are there go when they are whole.
-void require_room(const std::string& path, const std::string& folder, const Model& model) {
+void require_room_for(const Model& model, const std::string& path, const std::string& folder) {
   const auto bytes = static_cast<double>(parameter_count(model) * size_of(DType::kF32));
-  const std::optional<double> free = system_files().free_bytes(folder);
-  if (!free || *free >= bytes) return;
-  throw Error("--export " + path,
-              fmt::format("{}: the weights take {:.2f} GB, and {:.2f} GB are free",
-                          fault_name(ENOSPC), bytes * 1e-9, *free * 1e-9),
-              fault_remedy(ENOSPC));
+  require_room(system_files(), folder, bytes, "--export " + path,
+               fmt::format("the weights take {:.2f} GB", bytes * 1e-9));
 }
 
 }  // namespace
@@ -61,7 +56,7 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
                   "export a folder, or leave the size out");
     }
     try_to_write(path, "--export " + path);
-    require_room(path, folder_of(path), model);
+    require_room_for(model, path, folder_of(path));
     return {path, std::nullopt, std::nullopt, ""};
   }
   ExportTarget target{path + "/model.safetensors", most.value_or(kMaxShardBytes), path,
@@ -79,7 +74,7 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
   }
   try_to_write(target.weights, "--export " + target.weights);
   try_to_write(path + "/" + kConfigFile);
-  require_room(path, path, model);
+  require_room_for(model, path, path);
   return target;
 }
 

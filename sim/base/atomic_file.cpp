@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <optional>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -181,6 +183,16 @@ void AtomicFile::commit() {
   code = errno;
   if (folder >= 0) files_->close(folder);
   if (!durable) fail("is in place, but its folder cannot be made durable", code);
+}
+
+void require_room(Files& files, const std::string& folder, double bytes, const std::string& called,
+                  const std::string& needed) {
+  const std::optional<double> free = files.free_bytes(folder);
+  if (!free || *free >= bytes) return;
+  throw Error(
+      called,
+      fmt::format("{}: {}, and {:.2f} GB are free", fault_name(ENOSPC), needed, *free * 1e-9),
+      fault_remedy(ENOSPC));
 }
 
 void try_to_write(const std::string& path, const std::string& called, Files& files) {

@@ -66,6 +66,11 @@ void atomic_write(const std::string& path, std::string_view content);
 void try_to_write(const std::string& path, const std::string& called = {},
                   Files& files = system_files());
 
+// Throws Error, which names `called` and what is needed, where the file system of a folder has less
+// than so many bytes left. Some file systems do not say how large they are.
+void require_room(Files& files, const std::string& folder, double bytes, const std::string& called,
+                  const std::string& needed);
+
 // Whether a name is that of an unfinished copy beside a file called `target`.
 bool is_part_of(std::string_view name, std::string_view target);
 
