@@ -319,10 +319,11 @@ class LeanLayouts {
 
   std::optional<Nearest> fitting(const std::function<bool()>& interrupted) {
     const auto at_once = static_cast<size_t>(hardware_threads());
-    for (size_t begin = 0; begin < by_need_.size(); begin += at_once) {
+    size_t count = 1;  // mostly that one fits, and a second graph would be built for nothing
+    for (size_t begin = 0; begin < by_need_.size(); begin += count) {
       if (interrupted && interrupted()) break;
       // The first that fits counts, however many are asked about at once.
-      const size_t count = std::min(at_once, by_need_.size() - begin);
+      if (begin > 0) count = std::min(at_once, by_need_.size() - begin);
       std::vector<std::optional<Verdict>> verdicts(count);
       parallel_for(count, hardware_threads(),
                    [&](size_t i) { verdicts[i] = verdict_of_lean(*by_need_[begin + i]); });
