@@ -26,9 +26,9 @@ constexpr size_t kMostNear = 2;
 constexpr double kNearTheBestOnGpu = 1.25;
 constexpr size_t kMostNearOnGpu = 8;
 
-// About as many operations has a pipeline's graph in as many micro-batches as it has stages: turns
-// of its chunks and, where the CPU steps them, for each turn the buckets of a stage, whose
-// gradients are brought there and added.
+// About how many operations the graph of a pipeline has, in as many micro-batches as stages: a turn
+// of each chunk for each of them and, where the CPU steps the buckets, in every turn each bucket of
+// the stage, whose gradient goes there and is added up.
 int64_t operations_of(const OpenLayout& layout) {
   const Plan& plan = layout.setting.plan;
   if (plan.pipeline == 1) return 0;
