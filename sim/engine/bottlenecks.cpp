@@ -13,6 +13,7 @@ namespace ballast {
 namespace {
 
 constexpr const char* kLaunch = "stack.launch_us";
+constexpr const char* kExpertLaunch = "stack.expert_launch_us";
 constexpr double kWorthSaying = 0.01;   // of a step: where all gain less, nothing of them ties
 constexpr double kMostOfAll = 2.0 / 3;  // of what all gain: those that tie give it without the rest
 constexpr double kMoreThanSum = 1.5;    // what those that tie give together, over one by one
@@ -51,6 +52,10 @@ class Study {
       : step_(step), rates_(machine_rates(step.machine, step.plan)) {
     const Duration launch = launch_on(step.machine.cpu, step.stack.constants);
     if (launch.ps > 0) rates_.push_back({kLaunch, "launches by the host", "us", launch.us()});
+    const Duration expert = step.stack.constants.expert_launch;
+    if (expert.ps > 0) {
+      rates_.push_back({kExpertLaunch, "an expert's product to the host", "us", expert.us()});
+    }
   }
 
   Bottlenecks run() {
@@ -77,6 +82,8 @@ class Study {
       if (!chosen[i]) continue;
       if (rates_[i].key == kLaunch) {
         stack.constants.launch = stack.constants.launch * (1 / kFaster);
+      } else if (rates_[i].key == kExpertLaunch) {
+        stack.constants.expert_launch = stack.constants.expert_launch * (1 / kFaster);
       } else {
         machine = with_figure(machine, rates_[i], kFaster);
       }

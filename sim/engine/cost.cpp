@@ -160,6 +160,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
       launch_(plan.cuda_graphs ? Duration{} : launch_on(machine.cpu, stack.constants)),
+      expert_launch_(plan.cuda_graphs ? Duration{} : stack.constants.expert_launch),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       reads_routing_(stack.facts.reads_routing),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
@@ -291,9 +292,12 @@ OpCost CostModel::cost_of(const Op& op) const {
   cost.alone = result.time;
   cost.provenance = result.provenance;
   cost.handover = machine_.handover.value;
+  const auto* product = std::get_if<GemmWork>(&op.work);
+  const bool by_expert = product != nullptr && product->by_expert;
+  const Duration launch = by_expert ? expert_launch_ : launch_;
   const int64_t kernels = kernels_of(op);
-  cost.host = {launch_.ps * kernels};
-  if (kernels > 0) cost.host_first = launch_;
+  cost.host = {launch.ps * kernels};
+  if (kernels > 0) cost.host_first = launch;
   // Where a step waits the host reads the norms to say how to go on; else the CPU's threads do.
   if (reads_norms_ && op.kind == OpKind::kDecide) cost.host_waits = HostWait::kOfEveryDevice;
   if (reads_routing_ && sorts_tokens(op)) cost.host_waits = HostWait::kOfItsDevice;

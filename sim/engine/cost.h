@@ -140,10 +140,11 @@ class CostModel {
   const NumaBinding numa_;
   const int64_t ranks_here_;  // that this machine's own CPU runs, each with its part of it
   const StackConstants constants_;
-  const double sustained_gemm_;  // on this machine's generation
-  const Duration launch_;        // of the host, for a kernel
-  const bool reads_norms_;       // the host, before it enqueues the optimizer
-  const bool reads_routing_;     // the host, before it enqueues what rows of experts pass through
+  const double sustained_gemm_;   // on this machine's generation
+  const Duration launch_;         // of the host, for a kernel
+  const Duration expert_launch_;  // of the host, for an expert of a product by expert
+  const bool reads_norms_;        // the host, before it enqueues the optimizer
+  const bool reads_routing_;      // the host, before it enqueues what rows of experts pass through
   const AttentionKernel attention_kernel_;
   const int64_t torch_adam_threads_;                       // StackFacts::torch_adam_threads
   std::map<std::string, Duration> measured_;               // by cost_key

@@ -42,8 +42,8 @@ struct KernelCount {
   const Op& op;
   int64_t operator()(std::monostate) const { return 0; }
   int64_t operator()(const GemmWork& work) const {
-    const int64_t products = work.by_expert ? work.experts : 1;
-    return products * (work.format == ProductFormat::kFp8 ? kFp8Product : 1);
+    if (work.by_expert) return work.experts;
+    return work.format == ProductFormat::kFp8 ? kFp8Product : 1;
   }
   int64_t operator()(const AttentionWork& work) const {
     const int64_t kernel = work.kind == AttentionKind::kEager ? eager_kernels(work, op.phase)

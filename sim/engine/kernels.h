@@ -8,10 +8,12 @@
 //   optimizer   one for 320 chunks of 65,536 values (apex, csrc/multi_tensor_apply.cuh,
 //               depth_to_max_blocks; DeepSpeed and Megatron take the same chunks), or what the
 //               operation says (BucketWork::launches).
-//   copies      one call each; collectives one kernel; products one, in 8 bits five, each times its
-//               experts where a framework multiplies them one by one.
+//   copies      one call each; collectives one kernel; products one, in 8 bits five. Where a
+//               framework multiplies expert by expert, each counts as one, with all that rounds its
+//               rows: it is far more to the host than a kernel, and has a constant of its own.
 //
-// Will not do: know what a launch takes (StackConstants::launch), or a time (sim/engine/cost).
+// Will not do: know what a launch takes (StackConstants::launch, expert_launch), or a time
+// (sim/engine/cost).
 #pragma once
 
 #include <cstdint>

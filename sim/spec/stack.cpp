@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <fmt/format.h>
+#include <variant>
 
 namespace ballast {
 namespace {
@@ -64,7 +65,7 @@ namespace {
 struct ConstantRow {
   std::string_view name;
   ConstantKind kind;
-  double StackConstants::* place;  // null: the launch, which is a Duration
+  std::variant<double StackConstants::*, Duration StackConstants::*> place;
   // A share above 1 says that the machine's own rate was underestimated; twice is a mistake. Wires
   // carry no more than they can.
   double most = 2;
@@ -75,7 +76,8 @@ constexpr std::array<ConstantRow, kStackConstants> kConstants = {{
     {"elementwise_share", ConstantKind::kShare, &StackConstants::elementwise},
     {"node_collective_share", ConstantKind::kShare, &StackConstants::node_collective, 1},
     {"network_collective_share", ConstantKind::kShare, &StackConstants::network_collective, 1},
-    {"launch_us", ConstantKind::kMicroseconds, nullptr},
+    {"launch_us", ConstantKind::kMicroseconds, &StackConstants::launch},
+    {"expert_launch_us", ConstantKind::kMicroseconds, &StackConstants::expert_launch},
     {"memory_slack_share", ConstantKind::kSlack, &StackConstants::memory_slack},
     {"cpu_share", ConstantKind::kShare, &StackConstants::cpu},
 }};
@@ -93,16 +95,17 @@ double most_of_constant(int index) {
 std::string_view constant_name(int index) { return row_of(index).name; }
 
 double constant(const StackConstants& constants, int index) {
-  const ConstantRow& row = row_of(index);
-  return row.place == nullptr ? constants.launch.us() : constants.*row.place;
+  const auto& place = row_of(index).place;
+  const auto* time = std::get_if<Duration StackConstants::*>(&place);
+  return time ? (constants.**time).us() : constants.*std::get<double StackConstants::*>(place);
 }
 
 void set_constant(StackConstants& constants, int index, double value) {
-  const ConstantRow& row = row_of(index);
-  if (row.place == nullptr) {
-    constants.launch = Duration::from_us(value);
+  const auto& place = row_of(index).place;
+  if (const auto* time = std::get_if<Duration StackConstants::*>(&place)) {
+    constants.** time = Duration::from_us(value);
   } else {
-    constants.*row.place = value;
+    constants.*std::get<double StackConstants::*>(place) = value;
   }
 }
 

@@ -304,7 +304,10 @@ struct StackConstants {
   // between nodes. What crosses both has each share on its own wires.
   double node_collective = 1;
   double network_collective = 1;
-  Duration launch;          // of a host of kReferenceDispatch, for each kernel that it enqueues
+  Duration launch;  // of a host of kReferenceDispatch, for each kernel that it enqueues
+  // Of any host, for each expert of a product that StackFacts::multiplies_by_expert: it cuts the
+  // expert's rows off, wraps and rounds them, and asks the library for a product of its own.
+  Duration expert_launch;
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
   // By generation of GPUs, beside `gemm`: what products of 16-bit factors reach under the load of a
@@ -320,7 +323,7 @@ struct StackConstants {
   }
   bool operator==(const StackConstants&) const = default;
 };
-inline constexpr int kStackConstants = 8;
+inline constexpr int kStackConstants = 9;
 // By index, in the order of the members.
 enum class ConstantKind : uint8_t { kShare, kMicroseconds, kSlack };
 ConstantKind constant_kind(int index);
@@ -328,7 +331,7 @@ ConstantKind constant_kind(int index);
 double most_of_constant(int index);
 // "gemm_share", ...: the keys of a stack file.
 std::string_view constant_name(int index);
-// The value of one constant: a share, or microseconds for `launch_us`.
+// The value of one constant: a share, or microseconds.
 double constant(const StackConstants& constants, int index);
 void set_constant(StackConstants& constants, int index, double value);
 // Constants are fitted, and their uncertainty is told, in these coordinates: the logarithm of a

@@ -15,6 +15,7 @@ namespace ballast {
 namespace {
 
 using calibrated::four_cases;
+using calibrated::kExpertLaunch;
 using calibrated::kGemm;
 using calibrated::kNetwork;
 using calibrated::kNode;
@@ -65,6 +66,26 @@ TEST(Calibrate, finds_the_constants_of_two_stacks_that_made_the_numbers) {
   EXPECT_TRUE(result.refused.empty());
 }
 
+// Many experts of few rows each are the host's time; others of the same framework say nothing of
+// it.
+TEST(Calibrate, finds_what_an_expert_takes_the_host_where_products_are_by_expert) {
+  StackConstants truth = prior_constants();
+  truth.expert_launch = Duration::from_us(100);
+  std::vector<SourcedCase> cases = four_cases("one", truth);
+  for (const int64_t experts : {16, 32, 64}) {
+    CaseSetup setup = large_setup("experts-" + std::to_string(experts), "one");
+    setup.stack.facts.multiplies_by_expert = true;
+    setup.published.model = load_model("qwen3-30b-a3b");
+    setup.published.model.layers = 2;
+    setup.published.model.experts = experts;
+    setup.published.plan.micro_batch = 2;
+    cases.push_back(publish(std::move(setup), {Metric::kStepTime}, truth));
+  }
+  const Stack fitted = calibrate(cases).stacks[0];
+  EXPECT_TRUE(is_fitted(fitted, kExpertLaunch));
+  EXPECT_NEAR(fitted.constants.expert_launch.us(), 100, 15);
+}
+
 // Rows are to first order at the last linearisation, where nothing moved any more.
 TEST(Calibrate, rows_tell_what_the_constants_before_and_after_predict) {
   StackConstants truth = prior_constants();
@@ -99,9 +120,11 @@ TEST(Calibrate, constant_that_no_case_sees_keeps_its_prior_and_is_not_listed) {
   EXPECT_TRUE(is_fitted(stack, kGemm));
   EXPECT_FALSE(is_fitted(stack, kNode));
   EXPECT_FALSE(is_fitted(stack, kNetwork));
+  EXPECT_FALSE(is_fitted(stack, kExpertLaunch));
   EXPECT_FALSE(is_fitted(stack, kSlack));
   EXPECT_NEAR(stack.constants.node_collective, prior_of(kNode).value, 1e-9);
   EXPECT_NEAR(stack.constants.network_collective, prior_of(kNetwork).value, 1e-9);
+  EXPECT_NEAR(stack.constants.expert_launch.us(), prior_of(kExpertLaunch).value, 1e-6);
   EXPECT_NEAR(stack.constants.memory_slack, prior_of(kSlack).value, 1e-9);
   EXPECT_LT(stack.constants.gemm, prior_of(kGemm).value);
   ASSERT_TRUE(stack.uncertainty.has_value());

@@ -11,7 +11,7 @@
 namespace ballast::calibrated {
 
 // Indices of constant_name().
-inline constexpr int kGemm = 0, kNode = 3, kNetwork = 4, kSlack = 6;
+inline constexpr int kGemm = 0, kNode = 3, kNetwork = 4, kExpertLaunch = 6, kSlack = 7;
 
 inline void ignore(double, const std::string&) {}
 

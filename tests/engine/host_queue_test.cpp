@@ -178,7 +178,9 @@ TEST(kernels, are_counted_by_what_an_operation_moves) {
   experts.by_expert = true;
   EXPECT_EQ(kernels_of(of(experts)), 16);
   experts.format = ProductFormat::kFp8;
-  EXPECT_EQ(kernels_of(of(experts)), 16 * 5);
+  EXPECT_EQ(kernels_of(of(experts)), 16) << "and all that rounds an expert's rows";
+  experts.by_expert = false;
+  EXPECT_EQ(kernels_of(of(experts)), 5);
   AttentionWork attention{1, 128, 2, 2, 64, DType::kBf16, Bytes{1}, Flops{1}};
   EXPECT_EQ(kernels_of(of(attention)), 1);
   EXPECT_EQ(kernels_of(of(attention, Phase::kBackward)), 3);
@@ -223,6 +225,24 @@ TEST(kernels, a_slower_host_takes_longer_for_each) {
   machine.cpu.dispatch.emplace().value = Duration::from_us(33.17);
   const Op copy = of(CopyWork{Bytes{1'000'000}, CopyDirection::kHostToDevice});
   EXPECT_NEAR(tests::cost_with(copy, machine, usage).cost.host.us(), 5 * 33.17 / 13.48, 1e-6);
+}
+
+// 40 us for each of 16 experts, whatever a launch takes and however fast the host calls PyTorch.
+TEST(kernels, an_expert_that_is_multiplied_by_itself_takes_the_host_a_time_of_its_own) {
+  tests::Usage usage;
+  usage.stack.constants.launch = Duration::from_us(5);
+  usage.stack.constants.expert_launch = Duration::from_us(40);
+  Machine machine = tests::tiny_machine();
+  machine.cpu.dispatch.emplace().value = Duration::from_us(33.17);
+  GemmWork experts{64, 64, 64, DType::kBf16};
+  experts.experts = 16;
+  const auto cost = [&] { return tests::cost_with(of(experts), machine, usage).cost; };
+  EXPECT_NEAR(cost().host.us(), 5 * 33.17 / 13.48, 1e-6) << "one kernel goes over all";
+  experts.by_expert = true;
+  EXPECT_EQ(cost().host, Duration::from_us(16 * 40));
+  EXPECT_EQ(cost().host_first, Duration::from_us(40)) << "the first may run by then";
+  usage.plan.cuda_graphs = true;
+  EXPECT_EQ(cost().host, Duration{});
 }
 
 // A framework that drops no token reads in each layer's forward how many rows its experts get.

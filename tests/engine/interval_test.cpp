@@ -15,7 +15,7 @@ using tests::tiny_machine;
 using tests::tiny_model;
 using tests::tiny_plan;
 
-constexpr int kGemm = 0, kElementwise = 2, kSlack = 6;
+constexpr int kGemm = 0, kElementwise = 2, kSlack = 7;
 
 void spread(Stack& stack, int constant, double deviation) {
   const auto at = static_cast<size_t>(constant * (kStackConstants + 1));

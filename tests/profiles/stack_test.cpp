@@ -76,6 +76,21 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
 }
 
 // Every fact and constant away from its default.
+StackConstants unusual_constants() {
+  StackConstants constants;
+  constants.gemm = 0.5;
+  constants.attention = 0.6;
+  constants.elementwise = 0.7;
+  constants.node_collective = 0.8;
+  constants.network_collective = 0.85;
+  constants.launch = Duration::from_us(3);
+  constants.expert_launch = Duration::from_us(70);
+  constants.memory_slack = 0.1;
+  constants.cpu = 0.9;
+  constants.sustained_gemm = {{"hopper", 0.875}};
+  return constants;
+}
+
 Stack unusual_stack() {
   Stack stack;
   stack.name = "odd";
@@ -123,7 +138,7 @@ Stack unusual_stack() {
   stack.facts.fp8_saves_codes = true;
   stack.facts.attention_kernel = AttentionKernel::kFlash1;
   stack.facts.attention_kernel_on = {{"hopper", AttentionKernel::kFlash3}};
-  stack.constants = {0.5, 0.6, 0.7, 0.8, 0.85, Duration::from_us(3), 0.1, 0.9, {{"hopper", 0.875}}};
+  stack.constants = unusual_constants();
   stack.fitted = {"gemm_share", "launch_us"};
   stack.fitted_on = {"case-1"};
   stack.uncertainty.emplace();
