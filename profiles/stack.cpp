@@ -177,6 +177,7 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "fp8_saves_codes", facts.fp8_saves_codes);
   read_flag(reader, "steps_offloaded_state_on_cpu", facts.steps_offloaded_state_on_cpu);
   read_flag(reader, "may_stream_state", facts.may_stream_state);
+  read_flag(reader, "offloads_activations", facts.offloads_activations);
   read_flag(reader, "loads_whole_model", facts.loads_whole_model);
   read_flag(reader, "prints_allocated", facts.prints_allocated);
   read_flag(reader, "prints_gib", facts.prints_gib);
@@ -229,6 +230,7 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["fp8_saves_codes"] = facts.fp8_saves_codes;
   json["steps_offloaded_state_on_cpu"] = facts.steps_offloaded_state_on_cpu;
   json["may_stream_state"] = facts.may_stream_state;
+  json["offloads_activations"] = facts.offloads_activations;
   json["loads_whole_model"] = facts.loads_whole_model;
   json["prints_allocated"] = facts.prints_allocated;
   json["prints_gib"] = facts.prints_gib;

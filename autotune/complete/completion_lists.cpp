@@ -31,6 +31,19 @@ CaseSetup setup_of(const Setting& setting) {
   return setup;
 }
 
+ActivationPlan all_kept() {
+  ActivationPlan plan;
+  plan.fate.fill(ActivationFate::kKeep);
+  plan.scores = ActivationFate::kKeep;
+  return plan;
+}
+
+ActivationPlan all_away() {
+  ActivationPlan plan = all_kept();
+  plan.fate.fill(ActivationFate::kOffload);
+  return plan;
+}
+
 std::vector<ActivationPlan> offloads() {
   ActivationPlan inputs = activations_of(Recompute::kFull);
   inputs.fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kOffload;

@@ -14,6 +14,10 @@ namespace ballast {
 // The setting as a published case that asks for its step time.
 CaseSetup setup_of(const Setting& setting);
 
+// Nothing is recomputed: all stays, or all leaves.
+ActivationPlan all_kept();
+ActivationPlan all_away();
+
 // Beyond recomputing everything: the layers' inputs leave, which needs least memory; and the
 // output of attention with them, whose recompute is what hurts in long sequences.
 std::vector<ActivationPlan> offloads();

@@ -230,20 +230,28 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Complet
   return {};
 }
 
+// Between stages of a pipeline what leaves by module is a strategy of its own.
+bool may_offload_all(const Setting& setting) {
+  return setting.stack.facts.offloads_activations && setting.plan.pipeline == 1;
+}
+
 }  // namespace
 
 std::optional<TimedPlan> fastest_way(const Setting& setting, const Wanted& wanted,
                                      CompletionEstimates& known) {
   CaseSetup setup = setup_of(setting);
   Fastest best = fastest_of(setting, completions_of(setup), wanted, known);
-  if (setting.plan.activations || (best && !wanted.between)) return best;
-  for (const ActivationPlan& offload : offloads()) {
+  if (setting.plan.activations) return best;
+  const auto try_with = [&](const ActivationPlan& offload) {
     setup.published.plan.activations = offload;
     Wanted faster = wanted;
     if (best && (!faster.limit || best->step_time < *faster.limit)) faster.limit = best->step_time;
     Fastest one = fastest_of(setting, completions_of(setup), faster, known);
     if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
-  }
+  };
+  if (may_offload_all(setting)) try_with(all_away());
+  if (best && !wanted.between) return best;
+  for (const ActivationPlan& offload : offloads()) try_with(offload);
   return best;
 }
 
@@ -262,7 +270,8 @@ bool may_be_faster(const Setting& setting, Duration limit) {
   };
   if (any_below_limit()) return true;
   if (setting.plan.activations) return false;
-  const std::vector<ActivationPlan> all_offloads = offloads();
+  std::vector<ActivationPlan> all_offloads = offloads();
+  if (may_offload_all(setting)) all_offloads.push_back(all_away());
   return std::any_of(all_offloads.begin(), all_offloads.end(), [&](const ActivationPlan& offload) {
     setup.published.plan.activations = offload;
     return any_below_limit();

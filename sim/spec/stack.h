@@ -275,6 +275,8 @@ struct StackFacts {
   bool steps_offloaded_state_on_cpu = false;
   // May keep optimizer state in CPU memory and step it on the GPU, where a source does not say.
   bool may_stream_state = false;
+  // All that a layer saves may leave for CPU memory under computation, without a pipeline.
+  bool offloads_activations = true;
   // The peaks that its logs print hold the whole model, which stage 3 shared out afterwards. (A
   // model that no GPU holds is loaded otherwise: no plan fails for this.)
   bool loads_whole_model = false;

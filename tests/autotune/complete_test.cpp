@@ -51,6 +51,38 @@ TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
   EXPECT_FALSE(completed(plan, machine).prediction.fits);
 }
 
+// On a superchip, where it is mostly the fastest; and not where a framework cannot.
+TEST(Complete, sends_all_activations_away_only_where_the_framework_can_and_it_is_fastest) {
+  PlanRequest request;
+  request.strategy = "superoffload";
+  request.knobs[KnobId::kGlobalBatch] = int64_t{8};
+  request.knobs[KnobId::kSequenceLength] = int64_t{2048};
+  const Plan plan = resolve_plan(request);
+  const auto chosen = [&](const std::string& stack, const Plan& of) {
+    return complete(
+        {load_model("llama-3-8b"), of, load_machine("gh200-96gb-480gb"), load_stack(stack)},
+        nullptr);
+  };
+  ActivationPlan all_away;
+  all_away.fate.fill(ActivationFate::kOffload);
+  int can = 0;
+  Plan named = plan;
+  named.activations = all_away;
+  for (const Shipped& shipped : shipped_stacks()) {
+    if (!load_stack(shipped.name).facts.offloads_activations) continue;
+    EXPECT_LE(chosen(shipped.name, plan).prediction.step_time,
+              chosen(shipped.name, named).prediction.step_time)
+        << shipped.name;
+    ++can;
+  }
+  EXPECT_GE(can, 3);
+  const Completed typical = chosen(std::string(kTypicalStack), plan);
+  EXPECT_NE(typical.setting.plan.activations->fate, all_away.fate);
+  EXPECT_GT(typical.prediction.step_time,
+            chosen(std::string(kTypicalStack), named).prediction.step_time)
+      << "so it would be chosen";
+}
+
 TEST(Complete, buckets_that_nobody_names_grow_with_a_model_that_has_many) {
   Setting setting;
   setting.usual_buckets = true;

@@ -132,6 +132,7 @@ Stack unusual_stack() {
   stack.facts.most_zero_stage = 2;
   stack.facts.steps_offloaded_state_on_cpu = true;
   stack.facts.may_stream_state = true;
+  stack.facts.offloads_activations = false;
   stack.facts.expert_overlap = Overlap::kPartial;
   stack.facts.fp8_scaling = Scaling8::kDelayed;
   stack.facts.fp8_weights = Weights8::kStored;

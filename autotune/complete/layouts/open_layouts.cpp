@@ -122,21 +122,6 @@ std::vector<int64_t> micro_batches_to_judge_by(const Plan& layout) {
   return sizes;
 }
 
-ActivationPlan all_kept() {
-  ActivationPlan plan;
-  plan.fate.fill(ActivationFate::kKeep);
-  plan.scores = ActivationFate::kKeep;
-  return plan;
-}
-
-// What needs least where a stage holds keys and values of all parts: recomputing these keeps what
-// they are made of as well.
-ActivationPlan all_away() {
-  ActivationPlan plan = all_kept();
-  plan.fate.fill(ActivationFate::kOffload);
-  return plan;
-}
-
 // Of equals the first is the simplest.
 void sort_layouts(std::vector<OpenLayout>& layouts) {
   std::stable_sort(layouts.begin(), layouts.end(), [](const OpenLayout& a, const OpenLayout& b) {
@@ -200,6 +185,8 @@ class LayoutBounds::Judge {
     if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
     std::vector<ActivationPlan> kinds = {all_kept(), activations_of(Recompute::kFull),
                                          offloads().front()};
+    // What needs least where a stage holds keys and values of all parts: recomputing these keeps
+    // what they are made of as well.
     if (layout.pipeline > 1 && layout.subsequences > 1) kinds.push_back(all_away());
     if (layout.activations) kinds = {*layout.activations};
     for (const int64_t size : micro_batches_to_judge_by(layout)) {
