@@ -38,8 +38,8 @@ Prior prior_of(int index) {
       // Transformer Engine's Linear takes the host 2.7 times as long as torch.nn.Linear (forward in
       // 16 bits, GH200 and GB200: NVIDIA/TransformerEngine, issue 2053), which is 36 us on the Xeon
       // of that issue. A grouped product does the same for each expert, without a module's hooks
-      // and in C++ for a part; in 8 bits a Linear takes more than twice as long (issue 761). Where
-      // products and rounding are one kernel, 9 us were left for each (GB200: issue 2897).
+      // and in C++ for a part. Where products and rounding are one kernel, 9 us were left for each
+      // (GB200: issue 2897).
       {36.0, 0.7, 0.3, 1.0, 500.0},
       // Caching allocators lose some percent to fragments, and at times a lot.
       {0.06, 0.04, 0.05, 0.0, 0.6},

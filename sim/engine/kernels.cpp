@@ -12,6 +12,7 @@ constexpr double kValuesOfAKernel = 18.0 / 8;
 constexpr int64_t kValuesOfALaunch = int64_t{320} * 65536;
 constexpr int64_t kFlashBackward = 3;
 constexpr int64_t kFp8Product = 5;
+constexpr int64_t kFp8Expert = 2;
 
 int64_t passes_in(const RowWork& work) {
   const Bytes once = bytes_of(work.rows * work.columns, work.dtype);
@@ -42,8 +43,9 @@ struct KernelCount {
   const Op& op;
   int64_t operator()(std::monostate) const { return 0; }
   int64_t operator()(const GemmWork& work) const {
-    if (work.by_expert) return work.experts;
-    return work.format == ProductFormat::kFp8 ? kFp8Product : 1;
+    const bool fp8 = work.format == ProductFormat::kFp8;
+    if (work.by_expert) return work.experts * (fp8 ? kFp8Expert : 1);
+    return fp8 ? kFp8Product : 1;
   }
   int64_t operator()(const AttentionWork& work) const {
     const int64_t kernel = work.kind == AttentionKind::kEager ? eager_kernels(work, op.phase)

@@ -9,8 +9,10 @@
 //               depth_to_max_blocks; DeepSpeed and Megatron take the same chunks), or what the
 //               operation says (BucketWork::launches).
 //   copies      one call each; collectives one kernel; products one, in 8 bits five. Where a
-//               framework multiplies expert by expert, each counts as one, with all that rounds its
-//               rows: it is far more to the host than a kernel, and has a constant of its own.
+//               framework multiplies expert by expert each counts as one, and in 8 bits as two: a
+//               Linear that rounds takes the host more than twice as long as one that does not
+//               (NVIDIA/TransformerEngine, issue 761). One is far more than a kernel to the host,
+//               and has a constant of its own.
 //
 // Will not do: know what a launch takes (StackConstants::launch, expert_launch), or a time
 // (sim/engine/cost).

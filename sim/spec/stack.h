@@ -308,7 +308,7 @@ struct StackConstants {
   double network_collective = 1;
   Duration launch;  // of a host of kReferenceDispatch, for each kernel that it enqueues
   // Of any host, for each expert of a product that StackFacts::multiplies_by_expert: it cuts the
-  // expert's rows off, wraps and rounds them, and asks the library for a product of its own.
+  // expert's rows off, wraps them and asks the library for a product of its own; in 8 bits twice.
   Duration expert_launch;
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer

@@ -178,7 +178,7 @@ TEST(kernels, are_counted_by_what_an_operation_moves) {
   experts.by_expert = true;
   EXPECT_EQ(kernels_of(of(experts)), 16);
   experts.format = ProductFormat::kFp8;
-  EXPECT_EQ(kernels_of(of(experts)), 16) << "and all that rounds an expert's rows";
+  EXPECT_EQ(kernels_of(of(experts)), 16 * 2) << "an expert's rows are rounded first";
   experts.by_expert = false;
   EXPECT_EQ(kernels_of(of(experts)), 5);
   AttentionWork attention{1, 128, 2, 2, 64, DType::kBf16, Bytes{1}, Flops{1}};
