@@ -303,6 +303,9 @@ std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
   };
   if (fill > 0) add(fill + kPeriods[0] * period);
   for (const int64_t periods : kPeriods) add(2 * fill + periods * period);
+  // Where the second is not worth it: a little longer than the first, in which a host that falls
+  // behind had not used its lead up.
+  if (fill == 0 && steps.size() == 1) add(kPeriods[0] * 3 / 2 * period);
   return steps;
 }
 
