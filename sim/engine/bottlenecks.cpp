@@ -54,7 +54,7 @@ class Study {
     if (launch.ps > 0) rates_.push_back({kLaunch, "launches by the host", "us", launch.us()});
     const Duration expert = step.stack.constants.expert_launch;
     if (expert.ps > 0) {
-      rates_.push_back({kExpertLaunch, "an expert's product to the host", "us", expert.us()});
+      rates_.push_back({kExpertLaunch, "launches of experts by the host", "us", expert.us()});
     }
   }
 

@@ -97,13 +97,13 @@ std::string_view constant_name(int index) { return row_of(index).name; }
 double constant(const StackConstants& constants, int index) {
   const auto& place = row_of(index).place;
   const auto* time = std::get_if<Duration StackConstants::*>(&place);
-  return time ? (constants.**time).us() : constants.*std::get<double StackConstants::*>(place);
+  return time ? (constants.*(*time)).us() : constants.*std::get<double StackConstants::*>(place);
 }
 
 void set_constant(StackConstants& constants, int index, double value) {
   const auto& place = row_of(index).place;
   if (const auto* time = std::get_if<Duration StackConstants::*>(&place)) {
-    constants.** time = Duration::from_us(value);
+    constants.*(*time) = Duration::from_us(value);
   } else {
     constants.*std::get<double StackConstants::*>(place) = value;
   }
