@@ -216,6 +216,23 @@ TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
   EXPECT_GT(equal, found * 9 / 10);
 }
 
+// Of 64 micro-batches a look at 26 saves too little, one at 14 does not.
+TEST(Repetition, looks_a_little_longer_where_a_much_longer_look_is_not_worth_it) {
+  Plan plan = Questions().next().plan;
+  plan.pipeline = plan.virtual_pipeline = 1;
+  const auto looks_at = [&](int64_t micro_batches) {
+    std::vector<int64_t> counts;
+    for (const ShorterSteps& one : shorter_steps(with_micro_batches(plan, micro_batches))) {
+      counts.push_back(one.micro_batches + one.period);
+    }
+    return counts;
+  };
+  EXPECT_EQ(looks_at(28), std::vector<int64_t>{});
+  EXPECT_EQ(looks_at(40), (std::vector<int64_t>{10}));
+  EXPECT_EQ(looks_at(64), (std::vector<int64_t>{10, 14}));
+  EXPECT_EQ(looks_at(78), (std::vector<int64_t>{10, 26}));
+}
+
 // With other costs one run of the longer step says what the two say: how much a period is.
 TEST(Repetition, a_step_with_other_costs_is_a_line_through_the_two_steps_too) {
   const int count = tests::settings_or(60);
