@@ -1,6 +1,7 @@
 #include "sim/engine/bottlenecks.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <functional>
@@ -12,8 +13,24 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kLaunch = "stack.launch_us";
-constexpr const char* kExpertLaunch = "stack.expert_launch_us";
+// What a launch takes a framework's host: rates beside the machine's own.
+struct HostTime {
+  const char* key;
+  const char* name;
+  Duration StackConstants::* constant;
+  Duration (*on)(const Cpu& cpu, const StackConstants& constants);
+};
+constexpr std::array<HostTime, 2> kHostTimes = {
+    {{"stack.launch_us", "launches by the host", &StackConstants::launch, launch_on},
+     {"stack.expert_launch_us", "launches of experts by the host", &StackConstants::expert_launch,
+      expert_launch_on}}};
+
+const HostTime* host_time_of(const MachineFigure& rate) {
+  const auto* found = std::find_if(kHostTimes.begin(), kHostTimes.end(),
+                                   [&](const HostTime& time) { return rate.key == time.key; });
+  return found == kHostTimes.end() ? nullptr : found;
+}
+
 constexpr double kWorthSaying = 0.01;   // of a step: where all gain less, nothing of them ties
 constexpr double kMostOfAll = 2.0 / 3;  // of what all gain: those that tie give it without the rest
 constexpr double kMoreThanSum = 1.5;    // what those that tie give together, over one by one
@@ -50,11 +67,9 @@ class Study {
  public:
   explicit Study(const PredictedStep& step)
       : step_(step), rates_(machine_rates(step.machine, step.plan)) {
-    const Duration launch = launch_on(step.machine.cpu, step.stack.constants);
-    if (launch.ps > 0) rates_.push_back({kLaunch, "launches by the host", "us", launch.us()});
-    const Duration expert = step.stack.constants.expert_launch;
-    if (expert.ps > 0) {
-      rates_.push_back({kExpertLaunch, "launches of experts by the host", "us", expert.us()});
+    for (const HostTime& time : kHostTimes) {
+      const Duration value = time.on(step.machine.cpu, step.stack.constants);
+      if (value.ps > 0) rates_.push_back({time.key, time.name, "us", value.us()});
     }
   }
 
@@ -80,10 +95,9 @@ class Study {
     Stack stack = step_.stack;
     for (size_t i = 0; i < rates_.size(); ++i) {
       if (!chosen[i]) continue;
-      if (rates_[i].key == kLaunch) {
-        stack.constants.launch = stack.constants.launch * (1 / kFaster);
-      } else if (rates_[i].key == kExpertLaunch) {
-        stack.constants.expert_launch = stack.constants.expert_launch * (1 / kFaster);
+      if (const HostTime* time = host_time_of(rates_[i])) {
+        Duration& constant = stack.constants.*time->constant;
+        constant = constant * (1 / kFaster);
       } else {
         machine = with_figure(machine, rates_[i], kFaster);
       }

@@ -151,6 +151,10 @@ Duration launch_on(const Cpu& cpu, const StackConstants& constants) {
   return constants.launch * host_slowness(cpu);
 }
 
+Duration expert_launch_on(const Cpu&, const StackConstants& constants) {
+  return constants.expert_launch;
+}
+
 CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
                      const Measurements* measurements)
     : machine_(machine),
@@ -160,7 +164,8 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
       launch_(plan.cuda_graphs ? Duration{} : launch_on(machine.cpu, stack.constants)),
-      expert_launch_(plan.cuda_graphs ? Duration{} : stack.constants.expert_launch),
+      expert_launch_(plan.cuda_graphs ? Duration{}
+                                      : expert_launch_on(machine.cpu, stack.constants)),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       reads_routing_(stack.facts.reads_routing),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
@@ -292,9 +297,7 @@ OpCost CostModel::cost_of(const Op& op) const {
   cost.alone = result.time;
   cost.provenance = result.provenance;
   cost.handover = machine_.handover.value;
-  const auto* product = std::get_if<GemmWork>(&op.work);
-  const bool by_expert = product != nullptr && product->by_expert;
-  const Duration launch = by_expert ? expert_launch_ : launch_;
+  const Duration launch = is_by_expert(op) ? expert_launch_ : launch_;
   const int64_t kernels = kernels_of(op);
   cost.host = {launch.ps * kernels};
   if (kernels > 0) cost.host_first = launch;

@@ -35,6 +35,8 @@ Measurement measurement_of(const Op& op, const Sample& sample);
 
 // What this machine's host takes for a kernel that it enqueues (StackConstants::launch).
 Duration launch_on(const Cpu& cpu, const StackConstants& constants);
+// Likewise for an expert of a product by expert: of any host (StackConstants::expert_launch).
+Duration expert_launch_on(const Cpu& cpu, const StackConstants& constants);
 
 // Time of a dense matrix product m x n x k that runs at `best` when it is large, on a GPU that
 // names no device tables (sim/engine/tables/kernel_model.h has those).

@@ -68,4 +68,9 @@ struct KernelCount {
 
 int64_t kernels_of(const Op& op) { return std::visit(KernelCount{op}, op.work); }
 
+bool is_by_expert(const Op& op) {
+  const auto* product = std::get_if<GemmWork>(&op.work);
+  return product != nullptr && product->by_expert;
+}
+
 }  // namespace ballast

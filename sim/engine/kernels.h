@@ -27,5 +27,7 @@ namespace ballast {
 // 0 for what a GPU's host does not enqueue: work of the CPU and of NVMe, decisions, and blocks,
 // which stand for operations of their own.
 int64_t kernels_of(const Op& op);
+// Whether those are products of experts, one by one.
+bool is_by_expert(const Op& op);
 
 }  // namespace ballast
