@@ -1,6 +1,7 @@
 // One piece of work after another on a thread of its own: what is written while training goes on.
 //
-// The thread starts with this, so that a system that gives no more threads says so before a run.
+// The thread starts with this, so that a system that gives no more threads says so before a run. It
+// leaves cores to the threads of steps (nice): nothing waits for it but the next piece.
 // Will not do: queue (the next piece begins once the one before has been waited for), or know what
 // is written.
 #pragma once

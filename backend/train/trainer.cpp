@@ -220,13 +220,15 @@ struct Trainer::State {
     saved = next_step;
     remove_older();
   }
+  // Between steps those of the lanes are free, too.
+  int resting_threads() const { return options.optimizer_threads + options.compute_threads; }
   // The same, where steps go on: what is written beside them is a copy.
   void save_between_steps(FiniteWatch& watch) {
     const std::string path = checkpoint_path(*options.checkpoint_folder, next_step);
     const bool copies = schedule.in_background();
     const auto tensor = schedule.keep(
         [&] {
-          return copies ? snapshot.take(graph, *device, header(), options.optimizer_threads)
+          return copies ? snapshot.take(graph, *device, header(), resting_threads())
                         : save_checkpoint(graph, *device, header(), path, files_of(options));
         },
         [this, copies, path] {

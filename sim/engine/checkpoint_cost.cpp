@@ -43,8 +43,9 @@ StateBytes state_bytes(const Prediction& prediction) {
   return state;
 }
 
-// A device's part is copied by the threads of its optimizer: from its GPU over the link, from CPU
-// memory by reading and writing it there, from NVMe at the rate at which that is read.
+// A device's part is copied by the threads of its optimizer and of the lanes, which rest: from its
+// GPU over the link, from CPU memory by reading and writing it there, from NVMe at the rate at
+// which that is read.
 Duration copy_time(const CheckpointCost& cost, const Prediction& prediction,
                    const Machine& machine) {
   StateBytes state = state_bytes(prediction);
@@ -52,9 +53,10 @@ Duration copy_time(const CheckpointCost& cost, const Prediction& prediction,
   const double all = state.gpu + state.cpu + state.nvme;
   const auto device = static_cast<double>(cost.device.count);
   const Cpu& cpu = machine.cpu;
+  const int64_t threads = cpu.optimizer_threads + machine.gpu.compute_threads;
   const auto time = [&](double part, double rate) { return part / all * device / rate; };
   double seconds = time(state.gpu, machine.link.device_to_host.rate_at(device)) +
-                   time(2 * state.cpu, bandwidth_of(cpu, cpu.optimizer_threads).bytes_per_s);
+                   time(2 * state.cpu, bandwidth_of(cpu, threads).bytes_per_s);
   if (state.nvme > 0 && machine.nvme)
     seconds += time(state.nvme, machine.nvme->read.rate_at(device));
   return Duration::from_seconds(seconds);

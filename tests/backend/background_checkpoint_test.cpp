@@ -1,5 +1,6 @@
 // Checkpoints that are written while training goes on: the same bytes as those for which it rests,
 // a failure that ends the run, and a period that follows from what they cost.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -8,7 +9,9 @@
 #include <limits>
 #include <map>
 #include <stdexcept>
+#include <sys/resource.h>
 #include <thread>
+#include <unistd.h>
 
 #include "backend/checkpoint/background_write.h"
 #include "backend/checkpoint/checkpoint_period.h"
@@ -222,6 +225,16 @@ TEST(background_write, ends_before_it_is_waited_for_or_destroyed) {
     write.begin([&] { ++done; });
   }
   EXPECT_EQ(done, 2);
+}
+
+TEST(background_write, leaves_cores_to_the_threads_of_steps) {
+  const auto niceness = [] { return getpriority(PRIO_PROCESS, static_cast<id_t>(gettid())); };
+  constexpr int kNicest = 19;
+  BackgroundWrite write;
+  int own = 0;
+  write.begin([&] { own = niceness(); });
+  write.wait();
+  EXPECT_EQ(own, std::min(niceness() + 10, kNicest));
 }
 
 TEST(background_write, that_throws_is_told_of_once) {
