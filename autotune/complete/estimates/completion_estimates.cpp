@@ -18,8 +18,10 @@
 #include "sim/engine/predict.h"
 #include "sim/engine/repetition.h"
 #include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
 #include "sim/graph/core/stages.h"
 #include "sim/graph/same_graph.h"
+#include "sim/graph/schedules/pipeline.h"
 
 namespace ballast {
 namespace {
@@ -78,6 +80,22 @@ Asked asked_of(const Setting& setting, const Completion& completion) {
 // A graph of more operations is let go of before the next one is built, though more is timed so
 // than has to be: it takes 100 MB and more.
 constexpr size_t kLargeGraph = 100'000;
+
+// Of the steps that tell of a longer one. A pipeline that is spread in so short a step, and folded
+// in those that its prediction looks at, is timed in these: as it is predicted, and at less cost.
+ShortSteps steps_to_time(const Setting& setting, const Plan& plan, const Stack& stack) {
+  ShortSteps steps = short_steps(plan);
+  if (plan.pipeline == 1) return steps;
+  const std::vector<ShorterSteps> looks = shorter_steps(plan);
+  if (looks.empty()) return steps;
+  const StackFacts facts = facts_of(stack.facts, plan);
+  const auto spread_at = [&](int64_t micro_batches) {
+    return is_spread(setting.model, with_at_most(plan, micro_batches), facts);
+  };
+  const int64_t look = looks.front().micro_batches;
+  if (spread_at(steps.first) && !spread_at(look)) steps.first = look;
+  return steps;
+}
 
 }  // namespace
 
@@ -405,7 +423,7 @@ TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan&
     return link_and_time(std::exchange(found->graph, {}), one, costs);
   };
   if (!is_told_from_shorter(plan)) return time_of(plan).step;
-  const ShortSteps steps = short_steps(plan);
+  const ShortSteps steps = steps_to_time(setting, plan, stack);
   int64_t longer = steps.first + steps.more;
   // Each takes a graph of its own: side by side as long as a thread is free, for graphs are large.
   const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();

@@ -218,6 +218,11 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
   return build_from(chunks, turns_for(chunks.context(), folding));
 }
 
+bool is_spread(const Model& model, const Plan& plan, const StackFacts& facts) {
+  const Chunks chunks(model, plan, facts);
+  return turns_for(chunks.context(), Folding::kAuto) == Turns::kSpread;
+}
+
 namespace {
 
 Plan with_micro_batches(Plan plan, int64_t count) {

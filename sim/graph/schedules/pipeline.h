@@ -24,6 +24,9 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 // True where a plan asks, or with open knobs may ask, for overlap between the inside of a turn and
 // what is outside of it.
 bool overlaps_inside(const Plan& plan);
+// Whether a pipeline is spread where nobody says how: known from its layers, before a stage is
+// built.
+bool is_spread(const Model& model, const Plan& plan, const StackFacts& facts);
 // A pipeline with fewer micro-batches than the plan has, folded; and whether it is so where nobody
 // says how. A longer one may be folded and yet be predicted from short ones that are not.
 struct FoldedPipeline {
