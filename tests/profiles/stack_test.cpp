@@ -343,19 +343,31 @@ bool trains_in_8_bits(const Stack& stack) {
          stack.source.find("float8") != std::string::npos;
 }
 
-bool trains_experts(const Stack& stack) { return stack.source.find("expert") != std::string::npos; }
+// Likewise, whether state is offloaded or not, which does not matter to them.
+bool tells_of_experts(const Stack& stack) {
+  return stack.source.find("expert") != std::string::npos;
+}
 bool is_of_experts(const std::string& fact) {
   return holds(fact, "expert") || fact == "sort_bytes" || fact == "padding_bytes" ||
          fact == "reads_routing" || fact == "sends_tokens_once";
 }
 
+void add_votes_of_experts(Votes& count, const std::string& without) {
+  for (const bool offload : {false, true}) {
+    for (const Stack& stack : frameworks(offload)) {
+      if (stack.name == without || !tells_of_experts(stack)) continue;
+      const Json json = Json::parse(stack_json(stack));
+      for (const auto& [fact, value] : json["facts"].items()) {
+        if (is_of_experts(fact)) ++count[fact][value.dump()];
+      }
+    }
+  }
+}
+
 Votes votes_of(const std::vector<Stack>& stacks, const std::string& without) {
   Votes count;
-  const auto several = [&](bool (*train)(const Stack&)) {
-    return std::count_if(stacks.begin(), stacks.end(), train) > 1;
-  };
-  const bool some_train_in_8_bits = several(trains_in_8_bits);
-  const bool some_train_experts = several(trains_experts);
+  const bool some_train_in_8_bits =
+      std::count_if(stacks.begin(), stacks.end(), trains_in_8_bits) > 1;
   for (const Stack& stack : stacks) {
     if (stack.name == without) continue;
     const Json json = Json::parse(stack_json(stack));
@@ -364,12 +376,12 @@ Votes votes_of(const std::vector<Stack>& stacks, const std::string& without) {
       // theirs runs on the CPU.
       if (fact == "weight_overlap" && stack.facts.most_zero_stage == 0) continue;
       if (fact == "torch_adam_threads" || fact == "most_zero_stage") continue;
-      if (fact == "attention_on") continue;  // counted below, by generation
+      if (fact == "attention_on" || is_of_experts(fact)) continue;  // counted below
       if (fact.starts_with("fp8_") && some_train_in_8_bits && !trains_in_8_bits(stack)) continue;
-      if (is_of_experts(fact) && some_train_experts && !trains_experts(stack)) continue;
       ++count[fact][value.dump()];
     }
   }
+  add_votes_of_experts(count, without);
   return count;
 }
 
