@@ -176,6 +176,24 @@ TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) 
             build_to_run_placed(model_of(small), plan_of(small)).step.ops.size());
 }
 
+// Estimates are timed in the form that is predicted, and ask before they build.
+TEST(pipeline_forms, what_is_spread_is_known_before_it_is_built) {
+  int spread = 0;
+  tests::Numbers numbers(20261129);
+  for (const int64_t micro_batches : {4, 40, 2000, 3000, 4000}) {
+    const Shape shape{2, 1, micro_batches};
+    const Model model = model_of(shape);
+    const Plan resting = plan_of(shape);
+    EXPECT_FALSE(is_spread(model, resting, {})) << "nothing overlaps";
+    const Plan moving = moving_plan(numbers, resting);
+    const bool is = build_pipeline(model, moving, {}, Folding::kAuto).blocks.empty();
+    EXPECT_EQ(is_spread(model, moving, {}), is) << micro_batches;
+    spread += is;
+  }
+  EXPECT_GT(spread, 0);
+  EXPECT_LT(spread, 5);
+}
+
 TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_spread_step_asks_for) {
   tests::Numbers numbers(20261128);
   size_t shorter = 0;
