@@ -15,7 +15,11 @@ namespace {
 constexpr int kNicer = 10;
 
 // Of a thread on Linux, whatever POSIX says of processes. It may always be made nicer.
-void let_others_go_first() {
+//
+// Not by a clock that a test lets pass: it stands still for a thread that waits for a core, so that
+// steps would go on by it for as long as the write is put last.
+void let_others_go_first(const HostClock& clock) {
+  if (&clock != &host_clock()) return;
   const auto self = static_cast<id_t>(gettid());
   setpriority(PRIO_PROCESS, self, getpriority(PRIO_PROCESS, self) + kNicer);
 }
@@ -42,7 +46,7 @@ BackgroundWrite::~BackgroundWrite() {
 }
 
 void BackgroundWrite::run() {
-  let_others_go_first();
+  let_others_go_first(clock_);
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return work_ || ends_; });
