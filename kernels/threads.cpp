@@ -203,26 +203,6 @@ void copy_streaming(Workers& workers, const Table& table, const void* src, void*
   });
 }
 
-double sum_of_squares(Workers& workers, const Table& table, const void* values, Format format,
-                      int64_t count) {
-  std::vector<double> sums(static_cast<size_t>((count + kNormBlock - 1) / kNormBlock));
-  workers.for_tiles(count, kNormBlock, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += kNormBlock) {
-      sums[static_cast<size_t>(at / kNormBlock)] =
-          table.sum_of_squares(static_cast<const char*>(values) + at * bytes_of(format), format,
-                               std::min(kNormBlock, end - at));
-    }
-  });
-  return sum_pairwise(sums);
-}
-
-double sum_pairwise(std::span<const double> values) {
-  if (values.empty()) return 0.0;
-  if (values.size() == 1) return values[0];
-  const size_t half = (values.size() + 1) / 2;
-  return sum_pairwise(values.first(half)) + sum_pairwise(values.subspan(half));
-}
-
 void first_touch(Workers& workers, void* values, int64_t value_bytes, int64_t count) {
   workers.for_tiles(count, kTile, [&](int64_t begin, int64_t end) {
     std::memset(static_cast<char*>(values) + begin * value_bytes, 0,

@@ -12,7 +12,6 @@
 #include <functional>
 #include <optional>
 #include <sched.h>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -83,12 +82,6 @@ void adam_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&, 
 void cast(Workers&, const Table&, const void* src, Format src_format, void* dst, Format dst_format,
           int64_t count);
 void copy_streaming(Workers&, const Table&, const void* src, void* dst, int64_t bytes);
-
-// Sum of squares of any number of values: blocks of kNormBlock, then their sums pairwise.
-double sum_of_squares(Workers&, const Table&, const void* values, Format format, int64_t count);
-
-// (first half) + (second half), recursively, the first half being the larger one.
-double sum_pairwise(std::span<const double> values);
 
 // Writes zeros from the threads that will use these bytes of a bucket: values of value_bytes each.
 void first_touch(Workers&, void* values, int64_t value_bytes, int64_t count);

@@ -265,7 +265,9 @@ Cpu read_cpu(JsonReader reader) {
   JsonReader adam = reader.object("adam");
   for (const std::string& name : adam.keys()) cpu.adam[name] = read_curve(adam, name, kAdamKeys);
   cpu.cast = read_optional_curve(reader, "cast", kElementKeys);
-  cpu.sum_of_squares = read_optional_curve(reader, "sum_of_squares", kElementKeys);
+  // Profiles had a rate of gradient norms, which the GPU sums before gradients leave it.
+  constexpr const char* kSums = "sum_of_squares";
+  if (reader.has(kSums)) static_cast<void>(read_optional_curve(reader, kSums, kElementKeys));
   cpu.dispatch = read_optional(reader, "dispatch_us", kUs);
   reader.finish();
   return cpu;
@@ -285,7 +287,6 @@ OrderedJson write_cpu(const Cpu& cpu) {
   }
   json["adam"] = adam;
   json["cast"] = write_optional_curve(cpu.cast, kElementKeys);
-  json["sum_of_squares"] = write_optional_curve(cpu.sum_of_squares, kElementKeys);
   if (cpu.dispatch) json["dispatch_us"] = write_sourced(*cpu.dispatch, kUs);
   return json;
 }

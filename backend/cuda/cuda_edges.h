@@ -1,5 +1,5 @@
 // Which edges of a program streams have to keep: an edge is implied where the same lane has waited
-// for that operation, or for a later one of its lane, before. About half of a step's are.
+// for that operation, or for a later one of its lane, before. More than half of a step's are.
 //
 // Streams, like lanes, do their work in order, so what an earlier wait of a stream has seen done is
 // done for all that follows on it. Where the host does the work of an operation on a queued lane (a

@@ -366,10 +366,6 @@ void CudaDevice::work_on_cpu(const Op& op, int32_t step, ProgramKind kind) {
   switch (op.kind) {
     case OpKind::kCast:
       return updates_.cast(op, step, StepThreads::kPool);
-    case OpKind::kSumOfSquares:
-      updates_.sums(op, step, StepThreads::kPool);
-      if (ranks_) ranks_->keep_of_cpu(op, step, updates_.table());
-      return;
     case OpKind::kDecide:
       collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
       return control_.decide(step);
@@ -568,7 +564,11 @@ void CudaDevice::run_alone(OpId id, int32_t step) {
 }
 
 void CudaDevice::restore_partials(int32_t step) {
-  run_norms(graph_, [&](OpId id) { run_alone(id, step); });
+  runtime_->bind_thread();
+  run_norms(graph_, [&](const Op& op) {
+    enqueue(op, step, ProgramKind::kStep, lanes_.stream(op.lane));
+    drain();
+  });
 }
 
 double CudaDevice::evaluate(int64_t batch, int32_t step) {

@@ -149,20 +149,15 @@ void BucketUpdates::casts(const std::vector<CastRange>& ranges) {
   for (const CastRange& range : ranges) cast_here(table_, range);
 }
 
-void BucketUpdates::sums(const Op& op, int32_t step, StepThreads threads) {
+void BucketUpdates::sums(const Op& op, int32_t step) {
   for (const SumRange& range : at_.ranges.sums(op, step)) {
-    const auto sum = [&](int64_t begin, int64_t end) {
+    for_ranges(range.count, {kSegment, kSegment}, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end; at += kSegment) {
         range.sums[at / kSegment] =
             table_.sum_of_squares(range.values + at * kernels::bytes_of(range.format), range.format,
                                   std::min(kSegment, end - at));
       }
-    };
-    if (threads == StepThreads::kPool) {
-      teams_[team_at(op)]->norms.for_tiles(range.count, kSegment, sum);
-    } else {
-      for_ranges(range.count, {kSegment, kSegment}, sum);
-    }
+    });
   }
 }
 

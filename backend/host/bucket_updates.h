@@ -47,9 +47,7 @@ class BucketUpdates {
   // The first `count` values of two gradients of one type: their sum, in both.
   void sum_into_both(const Argument& one, const Argument& other, int64_t count);
   void casts(const std::vector<CastRange>& ranges);  // on the calling thread
-  // Segment by segment: on the calling thread, or on as many threads as the optimizer has, which
-  // are threads of their own since norms run beside steps.
-  void sums(const Op& op, int32_t step, StepThreads threads);
+  void sums(const Op& op, int32_t step);             // segment by segment, on the calling thread
   void snapshot(const Op& op, int32_t step, StepThreads threads);  // and its undo
   // As kAdam of the step's program (redo false: with the constants of `step`), or of a repair.
   enum class ProgramKind : uint8_t { kStep, kRepair };
@@ -62,9 +60,8 @@ class BucketUpdates {
  private:
   // The threads of one device's CPU lanes: stages of a pipeline step at the same time.
   struct Team {
-    explicit Team(int threads)
-        : steps(threads, kernels::Pinning::kNone), norms(threads, kernels::Pinning::kNone) {}
-    kernels::Workers steps, norms;
+    explicit Team(int threads) : steps(threads, kernels::Pinning::kNone) {}
+    kernels::Workers steps;
   };
 
   kernels::Workers& workers_of(const Op& op) { return teams_[team_at(op)]->steps; }

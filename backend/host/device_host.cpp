@@ -317,7 +317,7 @@ void HostDevice::sum_over_copies(const Op& op, int32_t step) {
 }
 
 void HostDevice::sum_squares(const Op& op, int32_t step) {
-  updates_.sums(op, step, threads_of(op));
+  updates_.sums(op, step);
   if (!norms_ && !split_norms_) return;
   const kernels::Format stored = format_of(arguments_.find(op, Role::kSource, step).tensor->dtype);
   if (norms_) norms_->keep(op.label.bucket, stored, ranges_.cuts(op, step));
@@ -351,7 +351,7 @@ void HostDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const
 }
 
 void HostDevice::restore_partials(int32_t step) {
-  run_norms(graph_, [&](OpId id) { execute(graph_.step, id, step); });
+  run_norms(graph_, [&](const Op& op) { carry_out(graph_.step, op, step); });
 }
 
 void HostDevice::spread_weights() {

@@ -22,7 +22,6 @@ std::vector<Probe> CpuProfiler::probes() {
   }
   all.push_back({"Adam by threads", [this] { return adam_by_threads(); }});
   all.push_back({"cast fp32 to bf16", [this] { return casts(); }});
-  all.push_back({"sum of squares", [this] { return sums(); }});
   all.push_back({"snapshot of optimizer state", [this] { return snapshots(); }});
   return all;
 }
@@ -91,15 +90,6 @@ std::string CpuProfiler::casts() {
   OptimizerProbe& probe = optimizer();
   cpu_.cast = curve([&](int64_t count) { probe.cast(workers(), kernels::best(), count); });
   return fmt::format("{:.0f} M values/s", cpu_.cast.points.back().rate / 1e6);
-}
-
-std::string CpuProfiler::sums() {
-  OptimizerProbe& probe = optimizer();
-  // By as many threads as the executor lends them (BucketUpdates::sums).
-  cpu_.sum_of_squares =
-      curve([&](int64_t count) { probe.sum_of_squares(workers(), kernels::best(), count); });
-  return fmt::format("{:.0f} M values/s on {} threads",
-                     cpu_.sum_of_squares.points.back().rate / 1e6, settings_.threads);
 }
 
 std::string CpuProfiler::snapshots() {

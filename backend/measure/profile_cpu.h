@@ -47,7 +47,6 @@ class CpuProfiler {
   std::string adam(const kernels::Table& table);
   std::string adam_by_threads();
   std::string casts();
-  std::string sums();
   std::string snapshots();
   // Elements per second by size of what `body` does with so many.
   Curve curve(const std::function<void(int64_t elements)>& body) const;

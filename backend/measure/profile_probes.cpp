@@ -246,12 +246,6 @@ void OptimizerProbe::cast(kernels::Workers& workers, const kernels::Table& table
                 kernels::Format::kBf16, elements);
 }
 
-void OptimizerProbe::sum_of_squares(kernels::Workers& workers, const kernels::Table& table,
-                                    int64_t elements) {
-  const float* gradient = values(3) + next_begin(elements);
-  sum_ += kernels::sum_of_squares(workers, table, gradient, kernels::Format::kF32, elements);
-}
-
 void OptimizerProbe::snapshot(int64_t parameters) {
   const int64_t begin = next_begin(parameters);
   // Into the gradient's array, one after another: what counts is that as many bytes move.

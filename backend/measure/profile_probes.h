@@ -84,7 +84,6 @@ class OptimizerProbe {
   int64_t capacity() const { return capacity_; }
   void adam(kernels::Workers& workers, const kernels::Table& table, int64_t parameters);
   void cast(kernels::Workers& workers, const kernels::Table& table, int64_t elements);
-  void sum_of_squares(kernels::Workers& workers, const kernels::Table& table, int64_t elements);
   void snapshot(int64_t parameters);
 
   // Whether `table` leaves the same master as the reference after a step over these parameters.
@@ -100,7 +99,6 @@ class OptimizerProbe {
   int64_t capacity_;
   Arena arena_;
   int64_t at_ = 0;
-  double sum_ = 0;  // keeps the sums in use
 };
 
 // --- Threads ----------------------------------------------------------------------------------

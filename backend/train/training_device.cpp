@@ -1,6 +1,7 @@
 #include "backend/train/training_device.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "backend/execute/bucket_ranges.h"
@@ -304,6 +305,19 @@ bool serves(const Op& op, const std::vector<bool>& used) {
   });
 }
 
+// What a copy took out, back to where it was.
+Op returned(Op copy) {
+  std::get<CopyWork>(copy.work).direction = CopyDirection::kHostToDevice;
+  for (Access& access : copy.accesses) {
+    const bool source = access.role == Role::kSource;
+    if (source || access.role == Role::kDestination) {
+      access =
+          source ? write(access.tensor, Role::kDestination) : read(access.tensor, Role::kSource);
+    }
+  }
+  return copy;
+}
+
 }  // namespace
 
 void run_forward(const Graph& graph, int64_t batch, int32_t step,
@@ -318,15 +332,24 @@ void run_forward(const Graph& graph, int64_t batch, int32_t step,
   }
 }
 
-void run_norms(const Graph& graph, const std::function<void(OpId id)>& run) {
-  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
-    const Op& op = graph.step.ops[i];
-    bool home = false;
+void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run) {
+  std::set<TensorId> summed;
+  std::set<TensorId> partials;
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kSumOfSquares) continue;
     for (const Access& access : op.accesses) {
-      const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
-      home = home || (op.kind == OpKind::kCopy && tensor.kind == TensorKind::kNormPartials);
+      (access.mode == AccessMode::kRead ? summed : partials).insert(access.tensor);
     }
-    if (op.kind == OpKind::kSumOfSquares || home) run(static_cast<OpId>(i));
+  }
+  const auto takes_from = [](const Op& op, const std::set<TensorId>& tensors) {
+    return op.kind == OpKind::kCopy &&
+           std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+             return access.role == Role::kSource && tensors.contains(access.tensor);
+           });
+  };
+  for (const Op& op : graph.step.ops) {
+    if (op.kind == OpKind::kSumOfSquares || takes_from(op, partials)) run(op);
+    if (takes_from(op, summed)) run(returned(op));
   }
 }
 

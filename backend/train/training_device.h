@@ -160,7 +160,9 @@ void spread_weights(TrainingDevice& device, const Spread& spread);
 // loaded as that of step `batch`, everything else runs as of `step`.
 void run_forward(const Graph& graph, int64_t batch, int32_t step,
                  const std::function<void(OpId id, int32_t step)>& run);
-// Calls `run` for the operations that make the norm partials of a step and bring them to the CPU.
-void run_norms(const Graph& graph, const std::function<void(OpId id)>& run);
+// Calls `run` for the operations that make the norm partials of a step and bring them to the CPU,
+// in order. Gradients that the CPU steps are brought to the GPU before, by copies that are no
+// operations of the graph: they are summed where they leave from.
+void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run);
 
 }  // namespace ballast

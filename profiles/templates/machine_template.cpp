@@ -119,9 +119,9 @@ class Assembly {
       cpu.core_bandwidth->source = "derived: no more than all cores together";
       cpu.core_bandwidth->measured = false;
     }
-    for (Curve* curve : {&cpu.cast, &cpu.sum_of_squares}) scale(*curve, faster);
+    scale(cpu.cast, faster);
     for (auto& [name, curve] : cpu.adam) scale(curve, faster);
-    note("cpu.adam, cpu.cast, cpu.sum_of_squares",
+    note("cpu.adam, cpu.cast",
          fmt::format("{:.3g} times what {} has, as its CPU memory is so much faster", faster,
                      like_.name));
   }

@@ -418,9 +418,6 @@ CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
   const auto at_best = [&]() -> Alone {
     if (op.kind == OpKind::kAdam && !cpu.adam.empty()) return adam(work);
     if (op.kind == OpKind::kCast && !cpu.cast.empty()) return on_curve(cpu.cast);
-    if (op.kind == OpKind::kSumOfSquares && !cpu.sum_of_squares.empty()) {
-      return on_curve(cpu.sum_of_squares);
-    }
     if (work.core_percent > 0) {
       const int64_t cores = std::max<int64_t>(1, cpu.cores * work.core_percent / 100);
       return {work.moved / bandwidth_of(cpu, cores)};
@@ -458,9 +455,7 @@ double CostModel::torch_adam_rate() const {
 }
 
 int64_t CostModel::threads_of(const Op& op) const {
-  // Norms have a lane of their own, and as many threads as the steps that they run beside.
-  const bool pooled = kind_of(op.lane) == LaneKind::kCpu || op.kind == OpKind::kSumOfSquares;
-  if (!pooled) return 1;
+  if (kind_of(op.lane) != LaneKind::kCpu) return 1;
   const bool torch = op.kind == OpKind::kAdam && adam_ == kTorchAdam;
   const int64_t lent = machine_.cpu.optimizer_threads;
   return torch && torch_adam_threads_ > 0 ? std::min(torch_adam_threads_, lent) : lent;

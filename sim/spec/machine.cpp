@@ -96,7 +96,6 @@ void check_cpu(const Checker& checker, const Cpu& cpu) {
     checker.curve("cpu.adam." + name, curve);
   }
   checker.curve("cpu.cast", cpu.cast);
-  checker.curve("cpu.sum_of_squares", cpu.sum_of_squares);
   if (cpu.dispatch) {
     checker.positive("cpu.dispatch", static_cast<double>(cpu.dispatch->value.ps));
   }

@@ -93,7 +93,6 @@ struct Cpu {
   std::optional<Sourced<Bandwidth>> core_bandwidth = {};
   std::map<std::string, Curve> adam;  // by implementation: parameters per second by parameters
   Curve cast;                         // elements per second by elements, 16 <-> 32 bit
-  Curve sum_of_squares;               // elements per second by elements
   // Of one thread, for one call of a framework: the forward of torch.nn.Linear in 16 bits, without
   // its kernel. Without it the host is as fast as kReferenceDispatch.
   std::optional<Sourced<Duration>> dispatch = {};

@@ -136,13 +136,6 @@ const FigureRow kFigures[] = {
        return m.cpu.cast.empty() ? std::nullopt : std::optional(plateau(m.cpu.cast));
      },
      [](Machine& m, double factor) { scale(m.cpu.cast, factor); }},
-    {"machine.cpu.sum_of_squares", "gradient norms on the CPU", "1e9 elements/s",
-     FigureKind::kDetail,
-     [](const Machine& m) -> std::optional<double> {
-       return m.cpu.sum_of_squares.empty() ? std::nullopt
-                                           : std::optional(plateau(m.cpu.sum_of_squares));
-     },
-     [](Machine& m, double factor) { scale(m.cpu.sum_of_squares, factor); }},
 };
 
 std::vector<MachineFigure> matmul_figure(const Machine& machine, DType dtype, const char* name) {

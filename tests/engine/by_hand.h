@@ -9,7 +9,7 @@
 //   layer: norm1 8 + qkv 8*24 + out 8*8 + norm2 8 + fc1 8*64 + fc2 32*8 = 1040
 //   final norm 8 + head 129*8 = 1040,  embedding 129*8 = 1032
 //
-// The link moves 4 bytes and the CPU sums 1 square a microsecond; Adam takes 2 for a parameter.
+// The link moves 4 bytes a microsecond; Adam takes 2 for a parameter.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,7 +47,6 @@ inline Machine round_machine() {
   machine.cpu.memory_bandwidth.value = {kInstant};
   machine.cpu.adam.clear();
   machine.cpu.adam["best"] = tests::flat(0.5e6);
-  machine.cpu.sum_of_squares = tests::flat(1e6);
   machine.cpu.cast = tests::flat(kInstant);
   machine.link.host_to_device = machine.link.device_to_host = tests::flat(4e6);
   machine.link.both_total.value = {8e6};

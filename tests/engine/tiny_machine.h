@@ -20,7 +20,6 @@ inline Machine tiny_machine() {
   machine.cpu.adam["slow"] = flat(1e9);
   machine.cpu.adam["quick"] = flat(2e9);
   machine.cpu.cast = flat(5e9);
-  machine.cpu.sum_of_squares = flat(4e9);
   machine.link.latency.value = Duration::from_us(2);
   machine.handover.value = Duration::from_us(1);
   return machine;

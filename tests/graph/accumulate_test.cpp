@@ -2,6 +2,7 @@
 // parameters; gradients take 2 bytes each.
 #include <gtest/gtest.h>
 
+#include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
@@ -22,7 +23,8 @@ Bytes moved(const Graph& graph, CopyDirection direction, LaneKind lane) {
   for (const Op& op : graph.step.ops) {
     const auto* work = std::get_if<CopyWork>(&op.work);
     const bool state = work != nullptr && op.phase == Phase::kOptimizer && op.label.bucket >= 0;
-    if (state && work->direction == direction && kind_of(op.lane) == lane) bytes += work->bytes;
+    if (!state || holds_norms(graph, op)) continue;
+    if (work->direction == direction && kind_of(op.lane) == lane) bytes += work->bytes;
   }
   return bytes;
 }

@@ -18,9 +18,8 @@ std::vector<const Op*> copies(const Graph& graph, CopyDirection direction) {
   std::vector<const Op*> found;
   for (const Op& op : graph.step.ops) {
     const auto* work = std::get_if<CopyWork>(&op.work);
-    if (work != nullptr && op.phase != Phase::kForward && work->direction == direction) {
-      found.push_back(&op);
-    }
+    if (work == nullptr || op.phase == Phase::kForward || holds_norms(graph, op)) continue;
+    if (work->direction == direction) found.push_back(&op);
   }
   return found;
 }

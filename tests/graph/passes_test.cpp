@@ -171,7 +171,8 @@ TEST(optimizer_pass, every_bucket_leaves_steps_and_comes_home) {
   const auto buckets = static_cast<int64_t>(graph.buckets.size());
   EXPECT_EQ(buckets, 15);
   EXPECT_EQ(tiny::count(graph, OpKind::kPack), buckets);
-  EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kOptimizer), 2 * buckets);
+  // Gradients and the sums of their norms out, weights in.
+  EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kOptimizer), 3 * buckets);
   EXPECT_EQ(tiny::count(graph, OpKind::kAdam), buckets);
   EXPECT_EQ(tiny::count(graph, OpKind::kUnpack), buckets);
   EXPECT_EQ(tiny::count(graph, OpKind::kDecide), 1);
@@ -180,12 +181,49 @@ TEST(optimizer_pass, every_bucket_leaves_steps_and_comes_home) {
   EXPECT_TRUE(graph.repair.ops.empty());
 }
 
+// Whoever steps a bucket, its gradient is summed once, by the GPU that has it, before it leaves or
+// where it stays; of a share that ranks scatter, that share.
+TEST(optimizer_pass, the_gpu_sums_every_gradient_once) {
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
+    for (const int64_t zero_stage : {0, 1, 2, 3}) {
+      for (const int64_t gpu_buckets : {0, 4}) {
+        for (const bool adds_up : {false, true}) {
+          Plan plan = tiny::plan();
+          plan.optimizer.sync = sync;
+          plan.optimizer.gpu_buckets = gpu_buckets;
+          plan.zero_stage = zero_stage;
+          plan.data = plan.devices = zero_stage > 0 ? 2 : 1;
+          plan.global_batch *= 2 * plan.data;
+          StackFacts facts;
+          facts.accumulates_on_cpu = adds_up;
+          const Graph graph = build(tiny::model(), plan, facts);
+          SCOPED_TRACE(fmt::format("{}, stage {}, {} on the GPU{}", to_string(sync), zero_stage,
+                                   gpu_buckets, adds_up ? ", added up on the CPU" : ""));
+          std::vector<int> sums(graph.buckets.size(), 0);
+          for (const Op& op : graph.step.ops) {
+            if (op.kind != OpKind::kSumOfSquares) continue;
+            ++sums[static_cast<size_t>(op.label.bucket)];
+            const BucketWork& work = std::get<BucketWork>(op.work);
+            EXPECT_EQ(work.site, Site::kGpu);
+            for (const Access& access : op.accesses) {
+              const Tensor& tensor = graph.tensor(access.tensor);
+              EXPECT_EQ(tensor.place, Place::kHbm);
+              if (tensor.kind == TensorKind::kPacked) EXPECT_EQ(tensor.elements, work.elements);
+            }
+          }
+          EXPECT_EQ(sums, std::vector<int>(graph.buckets.size(), 1));
+        }
+      }
+    }
+  }
+}
+
 TEST(optimizer_pass, a_cast_on_the_cpu_moves_half_the_bytes) {
   Plan plan = tiny::plan();
   const auto moved = [](const Graph& graph) {
     int64_t bytes = 0;
     for (const Op& op : graph.step.ops) {
-      if (op.kind == OpKind::kCopy) bytes += bytes_of(op.work).count;
+      if (op.kind == OpKind::kCopy && !holds_norms(graph, op)) bytes += bytes_of(op.work).count;
     }
     return bytes;
   };

@@ -182,6 +182,16 @@ TEST(Machines, every_key_but_the_optional_ones_is_required) {
   }
 }
 
+TEST(Machines, a_rate_that_profiles_had_before_is_read_and_not_written_again) {
+  Json json = document();
+  EXPECT_FALSE(json["cpu"].contains("sum_of_squares"));
+  json["cpu"]["sum_of_squares"] = {
+      {"elements", {1e6}}, {"elements_per_s", {1e9}}, {"source", "test"}, {"measured", true}};
+  EXPECT_EQ(machine_json(parse(json)), machine_json(parse(document())));
+  json["cpu"]["sum_of_squares"] = nullptr;
+  EXPECT_EQ(machine_json(parse(json)), machine_json(parse(document())));
+}
+
 TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   Json json = document();
   json.erase("power_watts");

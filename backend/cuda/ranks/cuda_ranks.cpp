@@ -364,14 +364,6 @@ bool CudaRanks::brings_partials(const Op& op) const {
   });
 }
 
-void CudaRanks::keep_of_cpu(const Op& op, int32_t step, const kernels::Table& table) {
-  const kernels::Format stored = format_of(stored_in(at_.arguments, op, step));
-  if (norms_) norms_->keep(op.label.bucket, stored, at_.ranges.cuts(op, step));
-  if (!split_norms_) return;
-  split_norms_->keep(op.label.bucket, stored,
-                     split_norms_->alike(at_.ranges.own_segments(op, step), stored), table);
-}
-
 double CudaRanks::sum_of_all(const BucketUpdates& updates) {
   const kernels::Table& table = updates.table();
   for (const auto& [bucket, aside] : asides_) {

@@ -60,10 +60,8 @@ class CudaRanks {
   // A gradient norm needs the values of segments that this rank has a part of, and of what ranks
   // that split modules have alike. A kSumOfSquares of the GPU puts them aside there, from where the
   // copy of its partial sums takes them along: whoever may read those on the CPU may read these.
-  // One of the CPU keeps them at once.
   void put_aside(const Op& op, int32_t step, CudaStream stream);
   void bring(const Op& op, CudaStream stream);
-  void keep_of_cpu(const Op& op, int32_t step, const kernels::Table& table);
   // The sum of the squares of the gradients of the whole model, of which `updates` has partial
   // sums; every rank calls.
   double sum_of_all(const BucketUpdates& updates);

@@ -265,6 +265,12 @@ bool is_token(const Tensor& tensor) {
   return tensor.kind == TensorKind::kPartial && tensor.dtype == DType::kU8 && tensor.elements == 1;
 }
 
+bool holds_norms(const Graph& graph, const Op& op) {
+  return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+    return graph.tensor(access.tensor).kind == TensorKind::kNormPartials;
+  });
+}
+
 void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after) {
   Tensor byte;
   byte.dtype = DType::kU8;

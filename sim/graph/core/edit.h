@@ -110,6 +110,9 @@ TensorId add_token(Graph& graph, Tensor like);
 // Of a tensor that no operation reads or writes, but waits for.
 bool is_token(const Tensor& tensor);
 
+// Sums a norm, or moves such sums.
+bool holds_norms(const Graph& graph, const Op& op);
+
 // Makes the operation with the accesses `after` wait for the one with `before`.
 void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after);
 

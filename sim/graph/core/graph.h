@@ -39,7 +39,7 @@ enum class LaneKind : uint8_t {
   kUpload,  // CPU to GPU: stepped weights coming home, and the kernels that unpack them; apart from
             // kCopyIn so that a reload never queues behind a step that is still running
   kCpu,     // the optimizer's worker threads
-  kCheck,   // norms of CPU buckets, by threads of their own, as many as the optimizer has; verdicts
+  kCheck,   // verdicts on a step's gradients
   // Collectives, a lane per communicator: ranks that talk about one thing queue behind each other,
   // and not behind those of another group. What they share are wires and multiprocessors.
   kTensorNetwork,    // ranks that split every product

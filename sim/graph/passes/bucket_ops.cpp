@@ -98,10 +98,9 @@ void BucketOps::add_tensors(int32_t b) {
     const DType type = apart ? plan_.dtype : gradient_type();
     t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, type, count, b);
   }
-  if (on_gpu) {
-    t.partials_gpu =
-        hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
-  } else {
+  t.partials_gpu =
+      hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
+  if (!on_gpu) {
     t.packed = hbm(TensorKind::kPacked, Category::kStaging, gradient_wire(), count, b);
     t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_wire(), count, b);
     if (gradient_wire() != DType::kF32) {
@@ -230,6 +229,13 @@ void BucketOps::append_gradient(std::vector<Access>& accesses, int32_t b, Role r
   }
 }
 
+Op BucketOps::partials_out(int32_t b) const {
+  const BucketTensors& t = tensors(b);
+  return op(OpKind::kCopy, LaneKind::kCopyOut, b,
+            CopyWork{bytes_of(bucket(b).segments, DType::kF64), CopyDirection::kDeviceToHost},
+            {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)});
+}
+
 std::vector<Op> BucketOps::gradient_out(int32_t b) {
   const BucketTensors& t = tensors(b);
   const int64_t count = bucket(b).count;
@@ -249,10 +255,7 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
     const Bytes moved = passes > 0 ? Bytes{count * passes} : bytes_of(count, type);
     BucketWork norm{count, type, DType::kF64, Site::kGpu, moved};
     ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
-    ops.push_back(
-        op(OpKind::kCopy, LaneKind::kCopyOut, b,
-           CopyWork{bytes_of(bucket(b).segments, DType::kF64), CopyDirection::kDeviceToHost},
-           {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)}));
+    ops.push_back(partials_out(b));
     return ops;
   }
   append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
@@ -265,10 +268,14 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
                    {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
   const TensorId held = sent_before(b);
   if (held >= 0) ops.back().accesses.push_back(read(held, Role::kScratch));
-  const DType landed = gradient_wire();
-  BucketWork norm{count, landed, DType::kF64, Site::kCpu, bytes_of(count, landed)};
-  ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCheck, b, norm,
-                   {read(t.landed, Role::kSource), write(t.partials, Role::kNormPartials)}));
+  // Summed where it lies, so that the CPU's memory is left to the steps. (DeepSpeed does so too:
+  // runtime/superoffload/superoffload_stage3.py, partition_grads; runtime/zero/stage_1_and_2.py,
+  // set_norm_for_param_grad_in_gpu.)
+  const DType packed = gradient_wire();
+  BucketWork norm{count, packed, DType::kF64, Site::kGpu, bytes_of(count, packed)};
+  ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCopyOut, b, norm,
+                   {read(t.packed, Role::kSource), write(t.partials_gpu, Role::kNormPartials)}));
+  ops.push_back(partials_out(b));
   if (t.gradient32 >= 0 && facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
   return ops;
 }

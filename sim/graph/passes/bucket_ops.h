@@ -3,6 +3,8 @@
 //   CPU bucket: pack -> copy out -> [cast] -> [snapshot] -> Adam -> [cast] -> upload -> [unpack]
 //   GPU bucket: Adam straight from the modules' gradients into their weights
 //
+// Gradients are summed for their norm on the GPU, those of a CPU bucket where they leave from.
+//
 // Will not do: say where in the program an operation stands (sim/graph/passes/optimizer.cpp).
 #pragma once
 
@@ -23,7 +25,7 @@ class BucketOps {
   bool reduces(int32_t b) const;
   // All-reduce (stage 0), or reduce-scatter in place (1) or into this rank's share (2).
   std::vector<Op> reduction(int32_t b);
-  // Pack, copy out and norm; on the GPU only the norm.
+  // Pack, copy out and norm; of what the GPU steps only the norm.
   std::vector<Op> gradient_out(int32_t b);
   // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
   std::vector<Op> step_of(int32_t b);
@@ -94,6 +96,8 @@ class BucketOps {
               std::vector<Access> accesses) const;
   // What reads the bucket's gradient on the GPU.
   void append_gradient(std::vector<Access>& accesses, int32_t b, Role role);
+  // The partial sums of its norm to the CPU, which judges them.
+  Op partials_out(int32_t b) const;
   // What left before the gradient of `b` and is still held, or -1.
   TensorId sent_before(int32_t b) const;
   Op adam(int32_t b, TensorId gradient, bool decided);

@@ -11,12 +11,6 @@ namespace ballast {
 
 namespace {
 
-bool holds_norms(const Graph& graph, const Op& op) {
-  return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-    return graph.tensor(access.tensor).kind == TensorKind::kNormPartials;
-  });
-}
-
 // A copy of weights or gradients, but not of the state that a streaming optimizer moves.
 bool moves_parameters(const Graph& graph, const Op& op) {
   const bool phase = op.phase == Phase::kOptimizer || op.phase == Phase::kFetch;

@@ -4,6 +4,7 @@
 // all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
 // GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -87,6 +88,7 @@ class Shard {
         const int32_t bucket = op.label.bucket;
         work->elements = share_of(shared(bucket), work->elements, ranks_);
         work->moved = {share_of(shared(bucket), work->moved.count, ranks_)};
+        if (op.kind == OpKind::kSumOfSquares) read_shard(op);
       }
       result.push_back(std::move(op));
     }
@@ -116,12 +118,7 @@ class Shard {
   // are this rank's share already, and of it alone.
   bool moves_shard(const Op& op) const {
     if (op.phase == Phase::kOptimizer && kind_of(op.lane) == LaneKind::kCopyIn) return false;
-    for (const Access& access : op.accesses) {
-      if (graph_.tensor(access.tensor).kind == TensorKind::kNormPartials) {
-        return false;
-      }
-    }
-    return true;
+    return !holds_norms(graph_, op);
   }
 
   Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
@@ -180,6 +177,7 @@ class Shard {
       result.push_back(collective(CollectiveKind::kReduceScatter, op, whole, std::move(far)));
       if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, work.bytes));
       op.accesses.push_back(read(shard, Role::kSource));
+      leaving_[bucket] = shard;
       result.push_back(std::move(op));
     } else {
       op.accesses.push_back(write(shard, Role::kDestination));
@@ -187,6 +185,15 @@ class Shard {
       Op gather = collective(CollectiveKind::kAllGather, op, whole, std::move(far));
       result.push_back(std::move(op));
       result.push_back(std::move(gather));
+    }
+  }
+
+  // What the CPU steps is summed where it lies before it leaves: what was scattered.
+  void read_shard(Op& op) const {
+    const auto shard = leaving_.find(op.label.bucket);
+    if (shard == leaving_.end()) return;
+    for (Access& access : op.accesses) {
+      if (access.role == Role::kSource) access.tensor = shard->second;
     }
   }
 
@@ -205,6 +212,7 @@ class Shard {
   RankGroup copies_;
   UndoKind undo_;
   std::vector<std::optional<SharedBucket>> shared_;  // by bucket and one
+  std::map<int32_t, TensorId> leaving_;  // by bucket: this rank's share of its gradient, on the GPU
 };
 
 }  // namespace

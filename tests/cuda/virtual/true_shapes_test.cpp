@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <map>
 
+#include "backend/cuda/cuda_edges.h"
 #include "backend/execute/executor.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
@@ -188,6 +189,28 @@ TEST(TrueShapes, superoffload_leaves_the_gpu_no_time_and_zero_offload_nearly_hal
   const double idle = run_of(zero_offload()).idle;
   EXPECT_GT(idle, 0.40);
   EXPECT_LT(idle, 0.50);
+}
+
+// Waits of a step that an earlier one of the same lane implies, and all (docs/cuda.md).
+std::pair<int, int> implied_waits(const Plan& plan) {
+  const Graph graph = build(load_model("llama-3-8b"), plan);
+  const NeededEdges edges(graph.step, kLaneKinds, true);
+  int implied = 0;
+  for (size_t id = 0; id < graph.step.ops.size(); ++id) {
+    for (int32_t e = graph.step.edge_begin[id]; e < graph.step.edge_begin[id + 1]; ++e) {
+      const OpId before = graph.step.edges[static_cast<size_t>(e)].op;
+      implied += edges.must_wait(static_cast<OpId>(id), before) ? 0 : 1;
+    }
+  }
+  return {implied, static_cast<int>(graph.step.edges.size())};
+}
+
+TEST(TrueShapes, more_than_half_of_the_waits_are_implied) {
+  for (const Plan& plan : {superoffload(), zero_offload()}) {
+    const auto [implied, all] = implied_waits(plan);
+    std::printf("of %d waits %d are implied\n", all, implied);
+    EXPECT_GT(2 * implied, all);
+  }
 }
 
 // In one line, and the memory that the mathematics has taken by then is given back.
