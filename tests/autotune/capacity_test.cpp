@@ -161,11 +161,7 @@ TEST(feasibility, is_denied_only_where_no_plan_of_the_space_fits) {
 }
 
 // Tflops of the rows of table 2 (arXiv 2509.21271): 116.2, 128.23, 144.49, 209.36, 238.92.
-// Returns how long the GPU is idle, of the step.
-struct IdleShares {
-  double of_few_counts = 1, searched = 1;  // of buckets on the GPU
-};
-IdleShares expect_published_order(const Stack& stack) {
+void expect_published_order(const Stack& stack) {
   Setting setting = with_shape(superoffload({"gh200-96gb-480gb"}), {44, 3072, 32});
   setting.stack = stack;
   setting.plan.dtype = DType::kF16;
@@ -175,17 +171,14 @@ IdleShares expect_published_order(const Stack& stack) {
   const auto predicted = [&] {
     return predict(setting.model, choose(setting), setting.machine, setting.stack, nullptr);
   };
-  const auto idle_share_of = [](const Prediction& prediction) {
-    for (const LaneUse& use : prediction.lanes) {
-      if (kind_of(use.lane) == LaneKind::kCompute) return 1 - use.share;
-    }
-    return 1.0;
-  };
   const auto idle_share = [&](double* step_s) {
     const Prediction prediction = predicted();
     EXPECT_TRUE(prediction.fits) << prediction.reason;
     *step_s = prediction.step_time.seconds();
-    return idle_share_of(prediction);
+    for (const LaneUse& use : prediction.lanes) {
+      if (kind_of(use.lane) == LaneKind::kCompute) return 1 - use.share;
+    }
+    return 1.0;
   };
   optimizer.gpu_buckets = 0;
   optimizer.sync = SyncMode::kWait;
@@ -200,7 +193,6 @@ IdleShares expect_published_order(const Stack& stack) {
   optimizer.sync = SyncMode::kSpeculate;
   idle_share(&speculate);
   // Of a few counts, as the paper's grid search tries them, the fastest.
-  double idle_after = 1;
   repartition = speculate;
   const auto buckets = std::ssize(build(setting.model, choose(setting)).buckets);
   for (const int64_t share : {16, 8, 4, 2, 1}) {
@@ -208,7 +200,6 @@ IdleShares expect_published_order(const Stack& stack) {
     const Prediction prediction = predicted();
     if (!prediction.fits || prediction.step_time.seconds() >= repartition) continue;
     repartition = prediction.step_time.seconds();
-    idle_after = idle_share_of(prediction);
   }
   // Between them may lie a faster plan, which waits for the CPU a little and recomputes less.
   optimizer.gpu_buckets.reset();
@@ -220,16 +211,16 @@ IdleShares expect_published_order(const Stack& stack) {
   EXPECT_LT(repartition, speculate);
   EXPECT_GT(idle_before, 0.35) << "published: 40 to 50 %";
   EXPECT_LE(any_count, repartition);
-  return {idle_after, idle_searched};
+  EXPECT_LT(idle_searched, 0.05) << "published: near none";
 }
 
 TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
+  // GELU of several kernels, and of one. A few counts alone leave the GPU idle where the CPU is done
+  // as the GPU is between two of them: 77 of 308 for 10 and 19 %, 154 for 10 and 0 %.
   Stack stack = load_stack("deepspeed-gh200");
-  EXPECT_LT(expect_published_order(stack).searched, 0.05) << "published: near none";
-  // Where GELU is one kernel, one of a few counts is near the best. Of several kernels the CPU is
-  // done as the GPU is between two of them: 77 leave it idle for 13 %, 154 for 11 %, 116 for none.
+  expect_published_order(stack);
   stack.facts.activation_bytes = stack.facts.activation_backward_bytes = 0;
-  EXPECT_LT(expect_published_order(stack).of_few_counts, 0.05) << "published: near none";
+  expect_published_order(stack);
 }
 
 // A machine of 1.25 GB beside the 1 GB that is reserved, and everything on the GPU: 16 bytes a

@@ -181,6 +181,7 @@ TEST(TrueShapes, twelve_plans_take_what_is_predicted_in_the_order_of_the_graph) 
     EXPECT_NEAR(ratio, 1, 0.02) << name;
     EXPECT_NEAR(outcome.idle, outcome.predicted_idle, 0.02) << name;
     EXPECT_LT(beyond.us(), 100) << name;
+    EXPECT_LT(outcome.host.calls.us(), 5) << name;
   }
 }
 
