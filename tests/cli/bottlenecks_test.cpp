@@ -82,8 +82,8 @@ TEST(BottlenecksOutput, tune_says_of_its_best_what_predict_says) {
   EXPECT_EQ(tuned["bottlenecks"], predicted["bottlenecks"]);
 }
 
-// The GPU is busy all the time, and Adam runs beside it nearly as long: a longest path through
-// either says "adam" or "gemm", and neither alone gives half of what both do.
+// The GPU is busy all the time, Adam runs beside it nearly as long, and so does the link between
+// them: a longest path through any says "adam" or "gemm", and none alone gives half of what all do.
 TEST(BottlenecksOutput, of_13b_on_a_gh200_say_that_gpu_and_cpu_tie) {
   const Workbench bench;
   const std::string asked =
@@ -91,9 +91,12 @@ TEST(BottlenecksOutput, of_13b_on_a_gh200_say_that_gpu_and_cpu_tie) {
       "--strategy superoffload --stack ballast ";
   const Json limits = json_of(bench, asked + "--json")["bottlenecks"];
   ASSERT_TRUE(limits["rate_tie"].is_object()) << limits.dump();
-  EXPECT_EQ(limits["rate_tie"]["names"], (Json{"GPU matrix products", "CPU memory bandwidth"}));
+  EXPECT_EQ(limits["rate_tie"]["names"],
+            (Json{"GPU matrix products", "Adam on the CPU", "link both ways"}));
   const Outcome own = bench.run(asked);
-  EXPECT_TRUE(own.says("no single rate limits: GPU matrix products and CPU memory bandwidth tie"))
+  EXPECT_TRUE(
+      own.says("no single rate limits: GPU matrix products, Adam on the CPU and link both "
+               "ways tie"))
       << own.output;
   EXPECT_FALSE(own.says("adam 7")) << own.output;
 }
