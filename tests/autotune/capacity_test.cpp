@@ -215,8 +215,8 @@ void expect_published_order(const Stack& stack) {
 }
 
 TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
-  // GELU of several kernels, and of one. A few counts alone may leave the GPU idle, where the CPU is
-  // done as the GPU is between two of them: 77 of 308 for 10 and 19 %, 154 for 10 and 0 %.
+  // GELU of several kernels, and of one. A few counts alone may leave the GPU idle, where the CPU
+  // is done as the GPU is between two of them: 77 of 308 for 10 and 19 %, 154 for 10 and 0 %.
   Stack stack = load_stack("deepspeed-gh200");
   expect_published_order(stack);
   stack.facts.activation_bytes = stack.facts.activation_backward_bytes = 0;
