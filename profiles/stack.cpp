@@ -155,7 +155,9 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "widens_gradients", facts.widens_gradients);
   read_flag(reader, "returns_weights_whole", facts.returns_weights_whole);
   read_flag(reader, "recomputes_by_module", facts.recomputes_by_module);
-  read_flag(reader, "casts_on_arrival", facts.casts_on_arrival);
+  read_flag(reader, "sends_wide_gradients", facts.sends_wide_gradients);
+  read_flag(reader, "stage3_returns_gradients", facts.stage3_returns_gradients);
+  read_whole(reader, "sent_norm_bytes", kFactBytes, facts.sent_norm_bytes);
   read_flag(reader, "casts_through_pageable", facts.casts_through_pageable);
   read_flag(reader, "stage3_copies_by_tensor", facts.stage3_copies_by_tensor);
   read_flag(reader, "accumulates_on_cpu", facts.accumulates_on_cpu);
@@ -281,7 +283,9 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"widens_gradients", facts.widens_gradients},
                       {"returns_weights_whole", facts.returns_weights_whole},
                       {"recomputes_by_module", facts.recomputes_by_module},
-                      {"casts_on_arrival", facts.casts_on_arrival},
+                      {"sends_wide_gradients", facts.sends_wide_gradients},
+                      {"stage3_returns_gradients", facts.stage3_returns_gradients},
+                      {"sent_norm_bytes", facts.sent_norm_bytes},
                       {"casts_through_pageable", facts.casts_through_pageable},
                       {"stage3_copies_by_tensor", facts.stage3_copies_by_tensor},
                       {"accumulates_on_cpu", facts.accumulates_on_cpu},

@@ -334,22 +334,22 @@ void run_forward(const Graph& graph, int64_t batch, int32_t step,
 
 void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run) {
   std::set<TensorId> summed;
-  std::set<TensorId> partials;
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kSumOfSquares) continue;
     for (const Access& access : op.accesses) {
-      (access.mode == AccessMode::kRead ? summed : partials).insert(access.tensor);
+      if (access.mode == AccessMode::kRead) summed.insert(access.tensor);
     }
   }
-  const auto takes_from = [](const Op& op, const std::set<TensorId>& tensors) {
+  const auto took_out = [&](const Op& op) {
     return op.kind == OpKind::kCopy &&
            std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-             return access.role == Role::kSource && tensors.contains(access.tensor);
+             return access.role == Role::kSource && summed.contains(access.tensor);
            });
   };
   for (const Op& op : graph.step.ops) {
-    if (op.kind == OpKind::kSumOfSquares || takes_from(op, partials)) run(op);
-    if (takes_from(op, summed)) run(returned(op));
+    const bool brings_sums = op.kind == OpKind::kCopy && holds_norms(graph, op);
+    if (op.kind == OpKind::kSumOfSquares || brings_sums) run(op);
+    if (took_out(op)) run(returned(op));
   }
 }
 

@@ -109,7 +109,7 @@ Graph optimizer_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // accumulate.cpp: gradients of micro-batches that the CPU steps add up in its memory, and not on
 // the GPU (StackFacts::accumulates_on_cpu).
-Graph accumulate_pass(Graph graph, const Plan& plan);
+Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // shard.cpp: reduce-scatter and all-gather of buckets over Plan::data ranks (ZeRO).
 Graph shard_pass(Graph graph, const Plan& plan);

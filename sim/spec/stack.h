@@ -166,7 +166,16 @@ struct StackFacts {
   // 32-bit copy of it. (A plan that does not wait returns them by bucket.)
   bool returns_weights_whole = false;
   bool recomputes_by_module = false;  // can recompute some modules of a layer and keep others
-  bool casts_on_arrival = false;      // gradients to 32 bits on the CPU as they land, and kept so
+  // Gradients that the CPU steps are cast to 32 bits on the GPU and cross the link so, from one
+  // pinned buffer to another, whoever casts the weights.
+  bool sends_wide_gradients = false;
+  // Where state is offloaded stage 3 adds gradients up in a buffer in CPU memory, in the type of
+  // the weights: every micro-batch's go there and come back before anything else is done to them,
+  // also those of one, and those that the GPU steps.
+  bool stage3_returns_gradients = false;
+  // Bytes that passes of their own move on the GPU for each element of a gradient that the CPU
+  // steps to sum it for the norm; 0: one pass that reads it.
+  int64_t sent_norm_bytes = 0;
   // Where the CPU casts, 16-bit values cross the link through pageable temporaries.
   bool casts_through_pageable = false;
   // Stage 3 concatenates what it gathers and what it scatters, in passes of their own. What the CPU

@@ -1,4 +1,5 @@
 // How a framework's copies of state fall short of pinned buckets beside the computation.
+#include <algorithm>
 #include <gtest/gtest.h>
 
 #include "sim/graph/core/edit.h"
@@ -118,6 +119,163 @@ TEST(host_copies, weights_that_return_whole_return_after_the_last_step) {
                               [&](const Access& access) { return access.tensor == left; }));
     }
   }
+}
+
+// The same of weights that are cast on the CPU, where gradients are cast on the GPU.
+TEST(host_copies, gradients_that_the_gpu_casts_are_pinned_and_hold_up_nothing) {
+  StackFacts facts;
+  facts.stage3_copies_by_tensor = facts.casts_through_pageable = true;
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = facts.accumulates_on_cpu = true;
+  Plan plan = on_cpu(CastPlacement::kCpu);
+  plan.global_batch = 2 * plan.micro_batch.value();
+  for (const int64_t stage : {0, 3}) {
+    plan.zero_stage = stage;
+    const Graph graph = build(tiny::model(), plan, facts);
+    int64_t gradients = 0;
+    for (const CopyDirection direction :
+         {CopyDirection::kDeviceToHost, CopyDirection::kHostToDevice}) {
+      for (const Op* op : copies(graph, direction)) {
+        if (op->phase != Phase::kOptimizer || kind_of(op->lane) == LaneKind::kUpload) continue;
+        const CopyWork& work = std::get<CopyWork>(op->work);
+        EXPECT_EQ(work.host, HostMemory::kPinned);
+        EXPECT_EQ(work.calls, 1);
+        ++gradients;
+      }
+    }
+    // Of each bucket and micro-batch one out, one sum back, and what is cast.
+    EXPECT_EQ(gradients, stage == 3 ? 15 * 5 : 15 * 3);
+  }
+}
+
+// What the gradients of a step move by the lane on which they leave, partial sums of norms aside.
+struct Left {
+  Bytes out, back;
+  int64_t casts = 0;
+};
+
+Left left_in(const Graph& graph) {
+  Left left;
+  for (const Op& op : graph.step.ops) {
+    if (kind_of(op.lane) != LaneKind::kCopyOut) continue;
+    left.casts += op.kind == OpKind::kCast ? 1 : 0;
+    if (op.kind != OpKind::kCopy || holds_norms(graph, op)) continue;
+    const CopyWork& copy = std::get<CopyWork>(op.work);
+    (copy.direction == CopyDirection::kDeviceToHost ? left.out : left.back) += copy.bytes;
+  }
+  return left;
+}
+
+int64_t casts_of_gradients_on_the_cpu(const Graph& graph) {
+  return std::count_if(graph.step.ops.begin(), graph.step.ops.end(), [&](const Op& op) {
+    return op.kind == OpKind::kCast && kind_of(op.lane) == LaneKind::kCpu &&
+           graph.tensor(op.accesses.front().tensor).kind == TensorKind::kBucketGradient;
+  });
+}
+
+// Whoever casts the weights: 4 bytes a parameter cross the link, and the CPU casts no gradient.
+TEST(host_copies, gradients_are_cast_on_the_gpu_before_they_leave_where_a_framework_does_so) {
+  Plan plan = tiny::plan();
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  for (const CastPlacement cast : {CastPlacement::kCpu, CastPlacement::kGpu}) {
+    plan.optimizer.cast = cast;
+    StackFacts facts;
+    const Graph narrow = build(tiny::model(), plan, facts);
+    facts.sends_wide_gradients = true;
+    const Graph wide = build(tiny::model(), plan, facts);
+    const auto buckets = static_cast<int64_t>(wide.buckets.size());
+    int64_t count = 0;
+    for (const Bucket& bucket : wide.buckets) count += bucket.count;
+    EXPECT_EQ(left_in(wide).out, bytes_of(count, DType::kF32));
+    EXPECT_EQ(left_in(wide).casts, buckets);
+    EXPECT_EQ(casts_of_gradients_on_the_cpu(wide), 0);
+    EXPECT_EQ(casts_of_gradients_on_the_cpu(narrow), cast == CastPlacement::kCpu ? buckets : 0);
+  }
+}
+
+// Ranks reduce what they send in the type of the weights: a share is cast once it was scattered.
+TEST(host_copies, a_share_is_cast_after_it_was_scattered) {
+  Plan plan = tiny::plan();
+  plan.devices = plan.data = 4;
+  plan.global_batch = 4 * plan.micro_batch.value();
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  plan.optimizer.cast = CastPlacement::kCpu;
+  for (const int64_t stage : {1, 2}) {
+    plan.zero_stage = stage;
+    StackFacts facts;
+    const Graph narrow = build(tiny::model(), plan, facts);
+    facts.sends_wide_gradients = true;
+    const Graph wide = build(tiny::model(), plan, facts);
+    const auto scattered = [](const Graph& graph) {
+      Bytes bytes;
+      for (const Op& op : graph.step.ops) {
+        const auto* work = std::get_if<CollectiveWork>(&op.work);
+        if (work != nullptr && work->kind == CollectiveKind::kReduceScatter) bytes += work->bytes;
+      }
+      return bytes;
+    };
+    EXPECT_EQ(scattered(wide), scattered(narrow)) << stage;
+    EXPECT_GT(scattered(wide), Bytes{}) << stage;
+    Bytes landed;
+    for (const Tensor& tensor : wide.tensors) {
+      if (tensor.kind == TensorKind::kBucketGradient) landed += tensor.bytes();
+    }
+    EXPECT_EQ(left_in(wide).out, landed) << stage;
+    EXPECT_EQ(left_in(wide).casts, static_cast<int64_t>(wide.buckets.size())) << stage;
+  }
+}
+
+// Stage 3: 2 bytes out and 2 back for each parameter and micro-batch, and 4 out once a step.
+TEST(host_copies, stage_3_sends_gradients_out_and_back_in_every_micro_batch) {
+  Plan plan = tiny::plan();
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  StackFacts facts;
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = facts.accumulates_on_cpu = true;
+  for (const int64_t ranks : {1, 4}) {
+    for (const int64_t micro_batches : {1, 3}) {
+      plan.devices = plan.data = ranks;
+      plan.zero_stage = 3;
+      plan.global_batch = ranks * micro_batches * plan.micro_batch.value();
+      const Graph graph = build(tiny::model(), plan, facts);
+      int64_t count = 0;
+      for (const Bucket& bucket : graph.buckets) count += bucket.count;
+      const Bytes narrow = bytes_of(count, plan.dtype);
+      Bytes back = left_in(graph).back;
+      for (const Op& op : graph.step.ops) {
+        const bool sum = kind_of(op.lane) == LaneKind::kCopyIn && op.phase == Phase::kOptimizer;
+        if (sum && op.kind == OpKind::kCopy) back += std::get<CopyWork>(op.work).bytes;
+      }
+      EXPECT_EQ(left_in(graph).out, narrow * micro_batches + bytes_of(count, DType::kF32));
+      EXPECT_EQ(back, narrow * micro_batches);
+      // Nothing but the sum itself is kept in the type of the weights.
+      Bytes sums;
+      for (const Tensor& tensor : graph.tensors) {
+        const bool sum = tensor.kind == TensorKind::kBucketGradient && tensor.dtype == plan.dtype;
+        if (sum) sums += tensor.bytes();
+      }
+      EXPECT_EQ(sums, narrow);
+    }
+  }
+  plan.zero_stage = 2;
+  EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});
+}
+
+// What the GPU steps of a plan that offloads goes the same way.
+TEST(host_copies, stage_3_sends_out_and_back_also_what_the_gpu_steps) {
+  Plan plan = tiny::plan();
+  plan.zero_stage = 3;
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  plan.optimizer.gpu_buckets = 1;
+  StackFacts facts;
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = true;
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
+    plan.optimizer.sync = sync;
+    const Graph graph = build(tiny::model(), plan, facts);
+    int64_t count = 0;
+    for (const Bucket& bucket : graph.buckets) count += bucket.count;
+    EXPECT_EQ(left_in(graph).back, bytes_of(count, plan.dtype));
+  }
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});
 }
 
 }  // namespace

@@ -534,18 +534,5 @@ TEST(StackFacts, unscaling_is_a_pass_of_its_own_where_a_stack_makes_one) {
   EXPECT_EQ(tiny::count(build(gpt(), plan, facts), OpKind::kScale), 0);
 }
 
-TEST(StackFacts, gradients_are_cast_on_arrival_before_the_decision_or_after_it) {
-  Plan plan = gpt_plan();
-  plan.optimizer.placement = OptimizerPlacement::kCpu;
-  plan.optimizer.cast = CastPlacement::kCpu;
-  for (const bool on_arrival : {false, true}) {
-    StackFacts facts;
-    facts.casts_on_arrival = on_arrival;
-    const Graph graph = build(gpt(), plan, facts);
-    const OpId decide = tiny::first(graph, OpKind::kDecide);
-    EXPECT_EQ(tiny::first(graph, OpKind::kCast) < decide, on_arrival);
-  }
-}
-
 }  // namespace
 }  // namespace ballast

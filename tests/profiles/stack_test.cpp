@@ -69,6 +69,9 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.query_backward_bytes = 12;
   facts.activation_bytes = 46;
   facts.activation_backward_bytes = 92;
+  facts.sends_wide_gradients = true;
+  facts.stage3_returns_gradients = true;
+  facts.sent_norm_bytes = 18;
   facts.undoes_by_arithmetic = true;
   facts.scatters_by_bucket = true;
   facts.prints_allocated = true;
@@ -106,7 +109,6 @@ Stack unusual_stack() {
   stack.facts.widens_gradients = true;
   stack.facts.returns_weights_whole = true;
   stack.facts.recomputes_by_module = true;
-  stack.facts.casts_on_arrival = true;
   stack.facts.casts_through_pageable = true;
   stack.facts.stage3_copies_by_tensor = true;
   stack.facts.accumulates_on_cpu = true;

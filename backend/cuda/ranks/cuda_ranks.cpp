@@ -350,18 +350,11 @@ void CudaRanks::put_aside(const Op& op, int32_t step, CudaStream stream) {
 
 void CudaRanks::bring(const Op& op, CudaStream stream) {
   const auto found = asides_.find(op.label.bucket);
-  if (found == asides_.end() || !brings_partials(op)) return;
+  if (found == asides_.end() || !holds_norms(at_.graph, op)) return;
   const Aside& aside = found->second;
   at_.runtime.copy({aside_on_host_.data() + aside.begin, aside_on_gpu_.data() + aside.begin,
                     aside.bytes(), CopyKind::kDeviceToHost},
                    stream);
-}
-
-bool CudaRanks::brings_partials(const Op& op) const {
-  return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-    const Tensor& tensor = at_.graph.tensors[static_cast<size_t>(access.tensor)];
-    return tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram;
-  });
 }
 
 double CudaRanks::sum_of_all(const BucketUpdates& updates) {

@@ -109,7 +109,6 @@ class CudaRanks {
   void sum_on_owners(const NcclGroup& group, std::vector<SummedPart> parts, DType stored,
                      CudaStream stream);
   void round(std::byte* values, int64_t count, DType stored, CudaStream stream);
-  bool brings_partials(const Op& op) const;
 
   Setting at_;
   RankPlace place_;

@@ -132,7 +132,7 @@ class NextComputation {
 };
 
 // The facts that hold for a plan: those of whoever offloads, where it does (which attention was
-// settled before), and how gradients are reduced at its stage.
+// settled before), and how gradients are reduced and leave at its stage.
 inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
   const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
   StackFacts own = facts;
@@ -147,6 +147,7 @@ inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
     own.gradient_overlap = Overlap::kNone;
     own.reduce_bytes = own.wide_reduce_bytes = 0;
   }
+  if (plan.zero_stage < 3 || !offloads) own.stage3_returns_gradients = false;
   return own;
 }
 

@@ -8,7 +8,8 @@
 //   last                 sum -> copy in -> pack (adds) -> as without this pass
 //
 // The sum has the type of the weights, or 32 bits where the plan asks for that, and adds up on the
-// GPU: only copies touch CPU memory.
+// GPU: only copies touch CPU memory. Where stage 3 keeps a sum in CPU memory anyway
+// (StackFacts::stage3_returns_gradients) it is that one; what a rank scatters is its share of it.
 #include <algorithm>
 #include <vector>
 
@@ -22,8 +23,11 @@ namespace {
 
 class Accumulate {
  public:
-  Accumulate(Graph& graph, const Plan& plan)
-      : graph_(graph), plan_(plan), last_(static_cast<int16_t>(plan.accumulation() - 1)) {}
+  Accumulate(Graph& graph, const Plan& plan, const StackFacts& facts)
+      : graph_(graph),
+        plan_(plan),
+        returns_(facts.stage3_returns_gradients),
+        last_(static_cast<int16_t>(plan.accumulation() - 1)) {}
 
   void run() {
     find_gradients();
@@ -31,6 +35,7 @@ class Accumulate {
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       const Op& op = graph_.step.ops[i];
       CHECK(op.label.micro_batch <= last_);
+      if (op.kind == OpKind::kCollective && op.label.micro_batch < 0) add_scattered(i);
       if (op.label.micro_batch < 0 || op.kind == OpKind::kPack) continue;
       of_micro_batch[static_cast<size_t>(op.label.micro_batch)].push_back(i);
     }
@@ -98,6 +103,24 @@ class Accumulate {
     }
   }
 
+  // Stage 3: ranks reduce a gradient of every micro-batch once, in their order, and those that
+  // hold the same share then add theirs up.
+  void add_scattered(size_t operation) {
+    Op& op = graph_.step.ops[operation];
+    const bool begins = std::get<CollectiveWork>(op.work).kind == CollectiveKind::kReduceScatter;
+    for (Access& access : op.accesses) {
+      std::vector<Part>* const parts = parts_of(access.tensor);
+      if (parts == nullptr || access.role != Role::kParameterGradient) continue;
+      if (begins) {
+        const bool is_last = std::ssize(*parts) == last_;
+        parts->push_back({is_last ? access.tensor : copy_of(access.tensor), operation});
+        access.mode = AccessMode::kWrite;
+      }
+      parts->back().last = operation;
+      access.tensor = parts->back().tensor;
+    }
+  }
+
   TensorId copy_of(TensorId gradient) { return add_tensor(graph_, graph_.tensor(gradient)); }
 
   // The chains of the earlier micro-batches of one bucket, from its pack of the last one.
@@ -111,7 +134,7 @@ class Accumulate {
           return access.role != Role::kSource || parts_of(access.tensor) != nullptr;
         });
     if (copy == graph_.step.ops.end() || !adds_up) return;
-    const TensorId sum = sum_of(original.label.bucket);
+    const TensorId sum = sum_of(original.label.bucket, *copy);
     for (int16_t m = 0; m < last_; ++m) {
       size_t position = 0;
       Op packed = original;
@@ -176,7 +199,13 @@ class Accumulate {
     if (shared) tensor.elements = share_of_bucket(graph_, bucket, tensor.elements, plan_.sharing());
     return add_tensor(graph_, tensor);
   }
-  TensorId sum_of(int32_t bucket) {
+  TensorId sum_of(int32_t bucket, const Op& copy) {
+    if (returns_) {
+      const auto destination =
+          std::find_if(copy.accesses.begin(), copy.accesses.end(),
+                       [](const Access& access) { return access.role == Role::kDestination; });
+      return destination->tensor;
+    }
     Tensor tensor = part_of(bucket);
     tensor.kind = TensorKind::kBucketGradient;
     tensor.category = Category::kGradients;
@@ -186,6 +215,7 @@ class Accumulate {
 
   Graph& graph_;
   const Plan& plan_;
+  const bool returns_;
   int16_t last_;
   std::vector<int64_t> gradient_of_;      // by tensor: its place in parts_, or -1
   std::vector<std::vector<Part>> parts_;  // by gradient, of every micro-batch
@@ -194,8 +224,8 @@ class Accumulate {
 
 }  // namespace
 
-Graph accumulate_pass(Graph graph, const Plan& plan) {
-  Accumulate(graph, plan).run();
+Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  Accumulate(graph, plan, facts).run();
   return graph;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -25,8 +26,12 @@ BucketOps::BucketOps(Graph& graph, const Plan& plan, const StackFacts& facts)
 DType BucketOps::gradient_type() const { return gradient_dtype(plan_, facts_); }
 DType BucketOps::wire() const { return cast_on_gpu(plan_) ? DType::kF32 : plan_.dtype; }
 // Rounded to the link's 16 bits, what is summed in 32 would depend on where it is stepped.
+DType BucketOps::packed_type() const {
+  if (plan_.gradients == GradientFormat::kF32) return DType::kF32;
+  return facts_.sends_wide_gradients ? gradient_type() : wire();
+}
 DType BucketOps::gradient_wire() const {
-  return plan_.gradients == GradientFormat::kF32 ? DType::kF32 : wire();
+  return facts_.sends_wide_gradients ? DType::kF32 : packed_type();
 }
 
 void BucketOps::index_module_tensors() {
@@ -60,16 +65,6 @@ TensorId BucketOps::in_place(Place place, TensorKind kind, Category category, DT
   return add_tensor(graph_, tensor);
 }
 
-TensorId BucketOps::dram(TensorKind kind, Category category, DType dtype, int64_t elements,
-                         int32_t b) {
-  return in_place(Place::kDram, kind, category, dtype, elements, b);
-}
-
-TensorId BucketOps::hbm(TensorKind kind, Category category, DType dtype, int64_t elements,
-                        int32_t b) {
-  return in_place(Place::kHbm, kind, category, dtype, elements, b);
-}
-
 void BucketOps::add_tensors(int32_t b) {
   BucketTensors t;
   const int64_t count = bucket(b).count;
@@ -100,14 +95,21 @@ void BucketOps::add_tensors(int32_t b) {
   }
   t.partials_gpu =
       hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
+  if (facts_.stage3_returns_gradients) {
+    t.sum = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_type(), count, b);
+    // What the GPU steps is there until the step, which may be undone.
+    const auto back = on_gpu ? TensorKind::kReduced : TensorKind::kArriving;
+    t.summed = hbm(back, Category::kStaging, gradient_type(), count, b);
+  }
   if (!on_gpu) {
-    t.packed = hbm(TensorKind::kPacked, Category::kStaging, gradient_wire(), count, b);
+    t.packed = hbm(TensorKind::kPacked, Category::kStaging, packed_type(), count, b);
+    if (packed_type() != gradient_wire()) {
+      t.wide = hbm(TensorKind::kReduced, Category::kStaging, gradient_wire(), count, b);
+    }
     t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_wire(), count, b);
     if (gradient_wire() != DType::kF32) {
-      // Kept until the step where the cast is made on arrival.
-      const Category category =
-          facts_.casts_on_arrival ? Category::kGradients : Category::kWorkspace;
-      t.gradient32 = dram(TensorKind::kBucketGradientFp32, category, DType::kF32, count, b);
+      const auto kind = TensorKind::kBucketGradientFp32;
+      t.gradient32 = dram(kind, Category::kWorkspace, DType::kF32, count, b);
     }
     if (cast_on_gpu(plan_) && t.stationary > 0) {
       t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
@@ -143,6 +145,11 @@ Op BucketOps::op(OpKind kind, LaneKind lane, int32_t b, Work work,
   result.work = std::move(work);
   result.accesses = std::move(accesses);
   return result;
+}
+
+Op BucketOps::copy_out(int32_t b, Bytes bytes, std::vector<Access> accesses) const {
+  return op(OpKind::kCopy, LaneKind::kCopyOut, b, CopyWork{bytes, CopyDirection::kDeviceToHost},
+            std::move(accesses));
 }
 
 void BucketOps::append_modules(std::vector<Access>& accesses, int32_t b,
@@ -222,8 +229,9 @@ Op BucketOps::laid_out(int32_t b) {
 }
 
 void BucketOps::append_gradient(std::vector<Access>& accesses, int32_t b, Role role) {
-  if (tensors(b).reduced >= 0) {
-    accesses.push_back(read(tensors(b).reduced, role));
+  const TensorId apart = tensors(b).summed >= 0 ? tensors(b).summed : tensors(b).reduced;
+  if (apart >= 0) {
+    accesses.push_back(read(apart, role));
   } else {
     append_modules(accesses, b, module_gradient_, read(-1, role));
   }
@@ -231,52 +239,79 @@ void BucketOps::append_gradient(std::vector<Access>& accesses, int32_t b, Role r
 
 Op BucketOps::partials_out(int32_t b) const {
   const BucketTensors& t = tensors(b);
-  return op(OpKind::kCopy, LaneKind::kCopyOut, b,
-            CopyWork{bytes_of(bucket(b).segments, DType::kF64), CopyDirection::kDeviceToHost},
-            {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)});
+  return copy_out(b, bytes_of(bucket(b).segments, DType::kF64),
+                  {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)});
 }
 
-std::vector<Op> BucketOps::gradient_out(int32_t b) {
+void BucketOps::append_return_of_sum(std::vector<Op>& ops, int32_t b,
+                                     std::vector<Access> sources) const {
+  const BucketTensors& t = tensors(b);
+  const Bytes bytes = graph_.tensor(t.summed).bytes();
+  sources.push_back(write(t.sum, Role::kDestination));
+  ops.push_back(copy_out(b, bytes, std::move(sources)));
+  Op back = copy_out(b, bytes, {read(t.sum, Role::kSource), write(t.summed, Role::kDestination)});
+  std::get<CopyWork>(back.work).direction = CopyDirection::kHostToDevice;
+  ops.push_back(std::move(back));
+}
+
+std::vector<Op> BucketOps::gradient_stays(int32_t b) {
   const BucketTensors& t = tensors(b);
   const int64_t count = bucket(b).count;
   std::vector<Op> ops;
   std::vector<Access> sources;
-  if (bucket(b).site == Site::kGpu) {
-    append_gradient(sources, b, Role::kSource);
-    if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
-    if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
-    sources.push_back(write(t.partials_gpu, Role::kNormPartials));
-    const DType type = gradient_type();
-    const bool split = plan_.zero_stage == 3;
-    int64_t passes = split ? facts_.stage3_step_bytes : facts_.step_bytes;
-    if (plan_.dtype == DType::kF16) {
-      passes += split ? facts_.stage3_overflow_bytes : facts_.overflow_bytes;
-    }
-    const Bytes moved = passes > 0 ? Bytes{count * passes} : bytes_of(count, type);
-    BucketWork norm{count, type, DType::kF64, Site::kGpu, moved};
-    ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
-    ops.push_back(partials_out(b));
-    return ops;
+  if (t.sum >= 0) {
+    append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
+    append_return_of_sum(ops, b, std::exchange(sources, {}));
   }
+  append_gradient(sources, b, Role::kSource);
+  if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
+  if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
+  sources.push_back(write(t.partials_gpu, Role::kNormPartials));
+  const DType type = gradient_type();
+  const bool split = plan_.zero_stage == 3;
+  int64_t passes = split ? facts_.stage3_step_bytes : facts_.step_bytes;
+  if (plan_.dtype == DType::kF16) {
+    passes += split ? facts_.stage3_overflow_bytes : facts_.overflow_bytes;
+  }
+  const Bytes moved = passes > 0 ? Bytes{count * passes} : bytes_of(count, type);
+  BucketWork norm{count, type, DType::kF64, Site::kGpu, moved};
+  ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
+  ops.push_back(partials_out(b));
+  return ops;
+}
+
+std::vector<Op> BucketOps::gradient_out(int32_t b) {
+  if (bucket(b).site == Site::kGpu) return gradient_stays(b);
+  const BucketTensors& t = tensors(b);
+  const int64_t count = bucket(b).count;
+  const DType packed = packed_type();
+  std::vector<Op> ops;
+  std::vector<Access> sources;
   append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
   sources.push_back(write(t.packed, Role::kDestination));
   ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b,
-                   elementwise(count, gradient_type(), gradient_wire(), Site::kGpu),
-                   std::move(sources)));
-  ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
-                   CopyWork{bytes_of(count, gradient_wire()), CopyDirection::kDeviceToHost},
-                   {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
+                   elementwise(count, gradient_type(), packed, Site::kGpu), std::move(sources)));
+  TensorId whole = t.packed;
+  if (t.sum >= 0) {
+    append_return_of_sum(ops, b, {read(t.packed, Role::kSource)});
+    whole = t.summed;
+  }
+  if (t.wide >= 0) {
+    ops.push_back(op(OpKind::kCast, LaneKind::kCopyOut, b,
+                     elementwise(count, packed, gradient_wire(), Site::kGpu),
+                     {read(whole, Role::kSource), write(t.wide, Role::kDestination)}));
+  }
+  ops.push_back(copy_out(
+      b, bytes_of(count, gradient_wire()),
+      {read(t.wide >= 0 ? t.wide : whole, Role::kSource), write(t.landed, Role::kDestination)}));
   const TensorId held = sent_before(b);
   if (held >= 0) ops.back().accesses.push_back(read(held, Role::kScratch));
-  // Summed where it lies, so that the CPU's memory is left to the steps. (DeepSpeed does so too:
-  // runtime/superoffload/superoffload_stage3.py, partition_grads; runtime/zero/stage_1_and_2.py,
-  // set_norm_for_param_grad_in_gpu.)
-  const DType packed = gradient_wire();
-  BucketWork norm{count, packed, DType::kF64, Site::kGpu, bytes_of(count, packed)};
+  // Summed where it lies, so that the CPU's memory is left to the steps.
+  const int64_t passes = facts_.sent_norm_bytes > 0 ? facts_.sent_norm_bytes : size_of(packed);
+  BucketWork norm{count, packed, DType::kF64, Site::kGpu, Bytes{count * passes}};
   ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCopyOut, b, norm,
-                   {read(t.packed, Role::kSource), write(t.partials_gpu, Role::kNormPartials)}));
+                   {read(whole, Role::kSource), write(t.partials_gpu, Role::kNormPartials)}));
   ops.push_back(partials_out(b));
-  if (t.gradient32 >= 0 && facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
   return ops;
 }
 
@@ -319,8 +354,7 @@ Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {
   if (decided) {
     accesses.push_back(read(decision_, Role::kDecision));
   } else if (exact_undo() && tensors(b).undo >= 0) {
-    const TensorId record = bucket_tensors_[static_cast<size_t>(b)].undo;
-    accesses.push_back(write(record, Role::kUndoRecord));
+    accesses.push_back(write(tensors(b).undo, Role::kUndoRecord));
     work.exact_undo = true;
     work.moved += tensors(b).undo_record;
   }
@@ -377,10 +411,10 @@ Op BucketOps::cast_of_gradient(int32_t b) {
 
 std::vector<Op> BucketOps::step_of(int32_t b) {
   const BucketTensors& t = tensors(b);
-  std::vector<Op> ops;
   const bool rests = bucket(b).rest >= 0;
+  std::vector<Op> ops;
   if (rests) ops.push_back(move_state(b, Arrival::kIn));
-  if (t.gradient32 >= 0 && !facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
+  if (t.gradient32 >= 0) ops.push_back(cast_of_gradient(b));
   if (sync() == SyncMode::kSpeculate && !exact_undo() && t.undo >= 0) {
     ops.push_back(snapshot(b, OpKind::kSnapshot));
   }

@@ -3,6 +3,12 @@
 //   CPU bucket: pack -> copy out -> [cast] -> [snapshot] -> Adam -> [cast] -> upload -> [unpack]
 //   GPU bucket: Adam straight from the modules' gradients into their weights
 //
+// A framework may cast gradients before they leave (StackFacts::sends_wide_gradients), and send
+// them out and back before that (StackFacts::stage3_returns_gradients), as DeepSpeed does
+// (@edaa72212, runtime/zero/stage_1_and_2.py, async_inplace_copy_grad_to_fp32_buffer_from_gpu;
+// runtime/zero/stage3.py, partition_grads and _offload_grad_partition_at_boundary;
+// runtime/superoffload/superoffload_stage3.py, partition_grads).
+//
 // Gradients are summed for their norm on the GPU, those of a CPU bucket where they leave from.
 //
 // Will not do: say where in the program an operation stands (sim/graph/passes/optimizer.cpp).
@@ -55,6 +61,8 @@ class BucketOps {
   // Tensors of one bucket beside its state; -1 where the plan has no use for one.
   struct BucketTensors {
     TensorId packed = -1, landed = -1, gradient32 = -1, arriving = -1;
+    TensorId wide = -1;              // what leaves in 32 bits of what is packed in 16
+    TensorId sum = -1, summed = -1;  // of all micro-batches: in CPU memory, and back from there
     TensorId partials_gpu = -1, partials = -1, undo = -1;
     TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
     TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
@@ -81,13 +89,19 @@ class BucketOps {
   void double_weights();
   TensorId in_place(Place place, TensorKind kind, Category category, DType dtype, int64_t elements,
                     int32_t b);
-  TensorId dram(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b);
-  TensorId hbm(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b);
+  TensorId dram(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b) {
+    return in_place(Place::kDram, kind, category, dtype, elements, b);
+  }
+  TensorId hbm(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b) {
+    return in_place(Place::kHbm, kind, category, dtype, elements, b);
+  }
   void add_tensors(int32_t b);
   bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
   // Elements of the bucket that 8-bit products multiply; 0 where there are none.
   int64_t elements_in_8_bits(int32_t b) const;
   Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const;
+  // On the lane by which gradients leave.
+  Op copy_out(int32_t b, Bytes bytes, std::vector<Access> accesses) const;
   void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
                       const Access& like) const;
   Access weights_home() const;
@@ -96,6 +110,11 @@ class BucketOps {
               std::vector<Access> accesses) const;
   // What reads the bucket's gradient on the GPU.
   void append_gradient(std::vector<Access>& accesses, int32_t b, Role role);
+  // Of what the GPU steps: its norm, and what passes of their own do to it before it is stepped.
+  std::vector<Op> gradient_stays(int32_t b);
+  // The sum of the micro-batches' gradients to CPU memory and back, where a framework keeps it
+  // there: behind one another, on one lane.
+  void append_return_of_sum(std::vector<Op>& ops, int32_t b, std::vector<Access> sources) const;
   // The partial sums of its norm to the CPU, which judges them.
   Op partials_out(int32_t b) const;
   // What left before the gradient of `b` and is still held, or -1.
@@ -120,7 +139,8 @@ class BucketOps {
   void append_partials(std::vector<Access>& accesses);
   DType gradient_type() const;
   DType wire() const;           // of what crosses the link
-  DType gradient_wire() const;  // of gradients that do
+  DType packed_type() const;    // of gradients as they are packed to leave
+  DType gradient_wire() const;  // as they cross the link
 
   Graph& graph_;
   const Plan& plan_;

@@ -20,6 +20,12 @@ bool moves_parameters(const Graph& graph, const Op& op) {
   });
 }
 
+// Gradients leave, and their sums return, on lanes on which no weights do.
+bool moves_gradients(const Op& op) {
+  const LaneKind lane = kind_of(op.lane);
+  return op.phase == Phase::kOptimizer && (lane == LaneKind::kCopyOut || lane == LaneKind::kCopyIn);
+}
+
 // A fetch brings one module; a bucket holds pieces of several.
 int64_t tensors_in(const Graph& graph, const Op& op) {
   if (op.label.bucket < 0) return 1;
@@ -62,14 +68,15 @@ void return_whole(Graph& graph) {
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
   const bool by_tensor = facts.stage3_copies_by_tensor && plan.zero_stage == 3;
   const bool pageable = cast_on_cpu(plan) && facts.casts_through_pageable;
-  for (size_t i = 0; pageable && i < graph.step.ops.size(); ++i) {
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     Op& op = graph.step.ops[i];
     if (!moves_parameters(graph, op)) continue;
     CopyWork& work = std::get<CopyWork>(op.work);
+    const bool wide = facts.sends_wide_gradients && moves_gradients(op);
+    if (by_tensor && (wide || pageable)) work.calls = tensors_in(graph, op);
+    if (wide || !pageable) continue;
     work.host = HostMemory::kPageable;
-    if (!by_tensor) continue;
-    work.calls = tensors_in(graph, op);
-    hold_up_computation(graph, i);
+    if (by_tensor) hold_up_computation(graph, i);
   }
   const bool waits = plan.optimizer.sync == SyncMode::kWait;
   if (facts.returns_weights_whole && waits && plan.zero_stage < 3) return_whole(graph);

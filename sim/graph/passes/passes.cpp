@@ -25,10 +25,10 @@ bool gathers_weights(const PassContext& context) {
   return context.plan.replicas() > 1 && context.plan.zero_stage == 3;
 }
 
-// Stage 3 over several ranks scatters gradients layer by layer, into shards on the GPU.
+// Stage 3 over several ranks scatters gradients layer by layer into shards, which may leave then.
 bool adds_up_on_cpu(const PassContext& context) {
-  return context.facts.accumulates_on_cpu && !gathers_weights(context) &&
-         context.plan.accumulation() > 1 &&
+  const bool stays = gathers_weights(context) && !context.facts.stage3_returns_gradients;
+  return context.facts.accumulates_on_cpu && !stays && context.plan.accumulation() > 1 &&
          context.plan.optimizer.placement != OptimizerPlacement::kGpu;
 }
 
@@ -97,7 +97,7 @@ constexpr Pass kPasses[] = {
      "gradients of micro-batches that add up in CPU memory, where a framework does that",
      adds_up_on_cpu,
      [](Graph graph, const PassContext& context) {
-       return accumulate_pass(std::move(graph), context.plan);
+       return accumulate_pass(std::move(graph), context.plan, context.facts);
      }},
     {"shard", "passes/shard.cpp", "ZeRO-1 and 2: a rank's share of what is stepped", shards_state,
      [](Graph graph, const PassContext& context) {

@@ -74,6 +74,12 @@ class Shard {
         result.push_back(std::move(op));
         continue;
       }
+      if (was_scattered(op)) {
+        Bytes& bytes = std::get<CopyWork>(op.work).bytes;
+        bytes = {share_of(shared(op.label.bucket), bytes.count, ranks_)};
+        result.push_back(std::move(op));
+        continue;
+      }
       if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
           moves_shard(op)) {
         if (staging == Staging::kNone) {
@@ -86,6 +92,8 @@ class Shard {
       auto* work = std::get_if<BucketWork>(&op.work);
       if (work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
         const int32_t bucket = op.label.bucket;
+        const bool leaves = op.kind == OpKind::kCast && work->site == Site::kGpu;
+        if (leaves) scatter(op, bytes_of(work->elements, work->from), result);
         work->elements = share_of(shared(bucket), work->elements, ranks_);
         work->moved = {share_of(shared(bucket), work->moved.count, ranks_)};
         if (op.kind == OpKind::kSumOfSquares) read_shard(op);
@@ -121,6 +129,15 @@ class Shard {
     return !holds_norms(graph_, op);
   }
 
+  // A copy of what was cast once it was scattered.
+  bool was_scattered(const Op& op) const {
+    return op.kind == OpKind::kCopy &&
+           std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+             return access.role == Role::kSource &&
+                    graph_.tensor(access.tensor).kind == TensorKind::kReduced;
+           });
+  }
+
   Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
                 std::vector<Access> accesses) const {
     const CollectiveWork work{kind, bytes, ranks_, stride_};
@@ -154,38 +171,54 @@ class Shard {
   // Out: reduce-scatter into a shard that is copied. In: a shard is copied, then all-gathered.
   void shard_copy(Op op, std::vector<Op>& result) {
     CopyWork& work = std::get<CopyWork>(op.work);
-    const int32_t bucket = op.label.bucket;
-    const Bytes whole = exchanged_of(shared(bucket), work.bytes);
-    work.bytes = {share_of(shared(bucket), work.bytes.count, ranks_)};
-    const bool out = work.direction == CopyDirection::kDeviceToHost;
-    std::vector<Access> far;
-    for (Access& access : op.accesses) {
-      if (access.role == (out ? Role::kSource : Role::kDestination)) far.push_back(access);
+    const Bytes whole = work.bytes;
+    work.bytes = {share_of(shared(op.label.bucket), whole.count, ranks_)};
+    if (work.direction == CopyDirection::kDeviceToHost) {
+      scatter(op, whole, result);
+      result.push_back(std::move(op));
+      return;
     }
-    std::erase_if(op.accesses, [&](const Access& access) {
-      return access.role == (out ? Role::kSource : Role::kDestination);
-    });
+    std::vector<Access> far = take(op, Role::kDestination);
+    const TensorId shard = staging_of(op, far, TensorKind::kArriving, work.bytes);
+    op.accesses.push_back(write(shard, Role::kDestination));
+    far.push_back(read(shard, Role::kSource));
+    Op gather = collective(CollectiveKind::kAllGather, op,
+                           exchanged_of(shared(op.label.bucket), whole), std::move(far));
+    result.push_back(std::move(op));
+    result.push_back(std::move(gather));
+  }
+
+  // Before `op`, by which the gradient of a bucket leaves: it reads this rank's share instead.
+  void scatter(Op& op, Bytes whole, std::vector<Op>& result) {
+    const SharedBucket& bucket = shared(op.label.bucket);
+    const Bytes share{share_of(bucket, whole.count, ranks_)};
+    std::vector<Access> far = take(op, Role::kSource);
+    const TensorId shard = staging_of(op, far, TensorKind::kPacked, share);
+    far.push_back(write(shard, Role::kDestination));
+    result.push_back(collective(CollectiveKind::kReduceScatter, op, exchanged_of(bucket, whole),
+                                std::move(far)));
+    if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, share));
+    op.accesses.push_back(read(shard, Role::kSource));
+    leaving_[op.label.bucket] = shard;
+  }
+
+  static std::vector<Access> take(Op& op, Role role) {
+    std::vector<Access> taken;
+    for (const Access& access : op.accesses) {
+      if (access.role == role) taken.push_back(access);
+    }
+    std::erase_if(op.accesses, [&](const Access& access) { return access.role == role; });
+    return taken;
+  }
+
+  TensorId staging_of(const Op& op, const std::vector<Access>& far, TensorKind kind, Bytes bytes) {
     Tensor staging = graph_.tensor(far.front().tensor);
     staging.category = Category::kStaging;
-    staging.kind = out ? TensorKind::kPacked : TensorKind::kArriving;
+    staging.kind = kind;
     staging.copies = 1;
     staging.label = op.label;
-    staging.elements = div_ceil(work.bytes.count, size_of(staging.dtype));
-    const TensorId shard = add_tensor(graph_, staging);
-    if (out) {
-      far.push_back(write(shard, Role::kDestination));
-      result.push_back(collective(CollectiveKind::kReduceScatter, op, whole, std::move(far)));
-      if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, work.bytes));
-      op.accesses.push_back(read(shard, Role::kSource));
-      leaving_[bucket] = shard;
-      result.push_back(std::move(op));
-    } else {
-      op.accesses.push_back(write(shard, Role::kDestination));
-      far.push_back(read(shard, Role::kSource));
-      Op gather = collective(CollectiveKind::kAllGather, op, whole, std::move(far));
-      result.push_back(std::move(op));
-      result.push_back(std::move(gather));
-    }
+    staging.elements = div_ceil(bytes.count, size_of(staging.dtype));
+    return add_tensor(graph_, staging);
   }
 
   // What the CPU steps is summed where it lies before it leaves: what was scattered.
