@@ -2,6 +2,7 @@
 #include "sim/engine/clock/host_queue.h"
 
 #include <gtest/gtest.h>
+#include <map>
 
 #include "sim/engine/engine.h"
 #include "sim/engine/kernels.h"
@@ -178,7 +179,15 @@ TEST(kernels, are_counted_by_what_an_operation_moves) {
   experts.by_expert = true;
   EXPECT_EQ(kernels_of(of(experts)), 16);
   experts.format = ProductFormat::kFp8;
-  EXPECT_EQ(kernels_of(of(experts)), 16 * 2) << "an expert's rows are rounded first";
+  for (const auto& [rounding, kernels] : std::map<Rounding, int64_t>{{Rounding::kNone, 0},
+                                                                     {Rounding::kFirst, 1},
+                                                                     {Rounding::kTransposed, 1},
+                                                                     {Rounding::kBoth, 2},
+                                                                     {Rounding::kCurrent, 4},
+                                                                     {Rounding::kJustInTime, 8}}) {
+    experts.rounding = rounding;
+    EXPECT_EQ(kernels_of(of(experts)), 16 * (1 + kernels)) << to_string(rounding);
+  }
   experts.by_expert = false;
   EXPECT_EQ(kernels_of(of(experts)), 5);
   AttentionWork attention{1, 128, 2, 2, 64, DType::kBf16, Bytes{1}, Flops{1}};
