@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "sim/graph/core/edit.h"
+#include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {
@@ -257,6 +258,29 @@ TEST(host_copies, stage_3_sends_gradients_out_and_back_in_every_micro_batch) {
   }
   plan.zero_stage = 2;
   EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  EXPECT_GT(left_in(build(tiny::model(), plan, facts)).back, Bytes{}) << "by stage 3's code";
+}
+
+// DeepSpeed allocates it with the optimizer (runtime/zero/stage3.py, grad_partitions_flat_buffer).
+TEST(host_copies, the_sum_that_stage_3_keeps_in_cpu_memory_is_there_all_the_time) {
+  Plan plan = tiny::plan();
+  plan.zero_stage = 3;
+  StackFacts facts;
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = facts.accumulates_on_cpu = true;
+  for (const int64_t micro_batches : {1, 3}) {
+    plan.global_batch = micro_batches * plan.micro_batch.value();
+    const Graph graph = build(tiny::model(), plan, facts);
+    const std::vector<Life> lives = lives_of(graph);
+    int64_t sums = 0;
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      const Tensor& tensor = graph.tensors[t];
+      if (tensor.kind != TensorKind::kBucketGradient || tensor.dtype != plan.dtype) continue;
+      EXPECT_TRUE(lives[t].carried);
+      ++sums;
+    }
+    EXPECT_EQ(sums, static_cast<int64_t>(graph.buckets.size()));
+  }
 }
 
 // What the GPU steps of a plan that offloads goes the same way.

@@ -147,7 +147,9 @@ inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
     own.gradient_overlap = Overlap::kNone;
     own.reduce_bytes = own.wide_reduce_bytes = 0;
   }
-  if (plan.zero_stage < 3 || !offloads) own.stage3_returns_gradients = false;
+  // Whoever speculates this way does so in its stage 3, also where one rank has nothing to share.
+  const bool in_stage3 = plan.zero_stage == 3 || plan.optimizer.sync == SyncMode::kSpeculate;
+  if (!offloads || !in_stage3) own.stage3_returns_gradients = false;
   return own;
 }
 

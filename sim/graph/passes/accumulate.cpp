@@ -155,7 +155,8 @@ class Accumulate {
       insertions_.before(position, packed);
       Op out = *copy;
       std::get<CopyWork>(out.work).bytes = bytes_of(work.elements, sum_type());
-      out.accesses = {read(staging, Role::kSource), write(sum, Role::kDestination)};
+      out.accesses = {read(staging, Role::kSource),
+                      returns_ ? update(sum, Role::kDestination) : write(sum, Role::kDestination)};
       insertions_.before(position, std::move(out));
     }
     Op in = bring(sum, graph_.step.ops[pack]);

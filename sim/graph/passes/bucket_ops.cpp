@@ -247,7 +247,7 @@ void BucketOps::append_return_of_sum(std::vector<Op>& ops, int32_t b,
                                      std::vector<Access> sources) const {
   const BucketTensors& t = tensors(b);
   const Bytes bytes = graph_.tensor(t.summed).bytes();
-  sources.push_back(write(t.sum, Role::kDestination));
+  sources.push_back(update(t.sum, Role::kDestination));  // it is there all the time
   ops.push_back(copy_out(b, bytes, std::move(sources)));
   Op back = copy_out(b, bytes, {read(t.sum, Role::kSource), write(t.summed, Role::kDestination)});
   std::get<CopyWork>(back.work).direction = CopyDirection::kHostToDevice;
