@@ -12,7 +12,8 @@ constexpr double kValuesOfAKernel = 18.0 / 8;
 constexpr int64_t kValuesOfALaunch = int64_t{320} * 65536;
 constexpr int64_t kFlashBackward = 3;
 constexpr int64_t kFp8Product = 5;
-constexpr int64_t kRoundedByOwnScale = 4;
+constexpr int64_t kFp8Expert = 2;
+constexpr int64_t kFindingAScale = 3;
 
 int64_t passes_in(const RowWork& work) {
   const Bytes once = bytes_of(work.rows * work.columns, work.dtype);
@@ -39,30 +40,21 @@ int64_t eager_kernels(const AttentionWork& work, Phase phase) {
   return products + std::max<int64_t>(0, (work.moved.count / scores.count - products) / 2);
 }
 
-// Before the product of one expert.
-int64_t rounding_kernels(const GemmWork& work) {
-  if (work.format != ProductFormat::kFp8) return 0;
-  switch (work.rounding) {
-    case Rounding::kNone:
-      return 0;
-    case Rounding::kFirst:
-    case Rounding::kTransposed:
-      return 1;
-    case Rounding::kBoth:
-      return 2;
-    case Rounding::kCurrent:
-      return kRoundedByOwnScale;
-    case Rounding::kJustInTime:
-      return 2 * kRoundedByOwnScale;
-  }
-  return 0;
+// Factors whose scale is that of their own values.
+int64_t scaled_by_themselves(Rounding rounding) {
+  return rounding == Rounding::kJustInTime ? 2 : rounding == Rounding::kCurrent ? 1 : 0;
+}
+
+int64_t kernels_of_an_expert(const GemmWork& work) {
+  if (work.format != ProductFormat::kFp8) return 1;
+  return kFp8Expert + kFindingAScale * scaled_by_themselves(work.rounding);
 }
 
 struct KernelCount {
   const Op& op;
   int64_t operator()(std::monostate) const { return 0; }
   int64_t operator()(const GemmWork& work) const {
-    if (work.by_expert) return work.experts * (1 + rounding_kernels(work));
+    if (work.by_expert) return work.experts * kernels_of_an_expert(work);
     return work.format == ProductFormat::kFp8 ? kFp8Product : 1;
   }
   int64_t operator()(const AttentionWork& work) const {

@@ -9,14 +9,13 @@
 //               depth_to_max_blocks; DeepSpeed and Megatron take the same chunks), or what the
 //               operation says (BucketWork::launches).
 //   copies      one call each; collectives one kernel; products one, in 8 bits five. Where a
-//               framework multiplies expert by expert each counts as one, and as one more for each
-//               factor that it rounds before: a Linear that rounds takes the host more than twice
-//               as long as one that does not (NVIDIA/TransformerEngine, issue 761). A factor whose
-//               scale is that of its own values is four kernels, those that clear and find the
-//               largest, divide, and cast (TransformerEngine v2.9, common/recipe/current_scaling.cu
-//               lines 75, 97 and 258; pytorch/csrc/quantizer.cpp, quantize_impl; for each expert:
-//               pytorch/csrc/extensions/cast.cpp line 147). One is far more than a kernel to the
-//               host, and has a constant of its own.
+//               framework multiplies expert by expert each counts as one, and in 8 bits as two: a
+//               Linear that rounds takes the host more than twice as long as one that does not
+//               (NVIDIA/TransformerEngine, issue 761). A factor whose scale is that of its own
+//               values is three kernels more, which clear and find the largest, and divide (the
+//               same at v2.9, common/recipe/current_scaling.cu lines 75, 97 and 258; for each
+//               expert: pytorch/csrc/extensions/cast.cpp line 147). One is far more than a kernel
+//               to the host, and has a constant of its own.
 //
 // Will not do: know what a launch takes (StackConstants::launch, expert_launch), or a time
 // (sim/engine/cost).
