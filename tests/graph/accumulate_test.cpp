@@ -84,6 +84,26 @@ TEST(accumulate_pass, a_rank_adds_up_its_share) {
   EXPECT_EQ(gathers, static_cast<int64_t>(graph.buckets.size()));  // of the stepped weights
 }
 
+// The first and the last stage sum the gradient of the embedding that they share.
+TEST(accumulate_pass, stages_of_a_pipeline_add_up_theirs) {
+  StackFacts facts;
+  facts.accumulates_on_cpu = facts.sends_wide_gradients = true;
+  Plan plan = three_micro_batches();
+  plan.devices = plan.pipeline = 2;
+  Model model = tiny::gpt2({.layers = 2});
+  ASSERT_TRUE(model.tied_embeddings);
+  const auto sums_of = [&] {
+    const Graph graph = build(model, plan, facts);
+    return std::count_if(graph.step.ops.begin(), graph.step.ops.end(), [](const Op& op) {
+      return op.kind == OpKind::kCopy && op.phase == Phase::kOptimizer &&
+             kind_of(op.lane) == LaneKind::kCopyIn;
+    });
+  };
+  EXPECT_GT(sums_of(), 0);
+  facts.accumulates_on_cpu = false;
+  EXPECT_EQ(sums_of(), 0);
+}
+
 TEST(accumulate_pass, one_micro_batch_or_an_optimizer_on_the_gpu_adds_nothing_up) {
   StackFacts facts;
   facts.accumulates_on_cpu = true;

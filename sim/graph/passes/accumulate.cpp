@@ -104,13 +104,15 @@ class Accumulate {
   }
 
   // Stage 3: ranks reduce a gradient of every micro-batch once, in their order, and those that
-  // hold the same share then add theirs up.
+  // hold the same share then add theirs up. (What stages of a pipeline sum at the end of a step was
+  // not scattered.)
   void add_scattered(size_t operation) {
     Op& op = graph_.step.ops[operation];
     const bool begins = std::get<CollectiveWork>(op.work).kind == CollectiveKind::kReduceScatter;
     for (Access& access : op.accesses) {
       std::vector<Part>* const parts = parts_of(access.tensor);
       if (parts == nullptr || access.role != Role::kParameterGradient) continue;
+      if (!begins && parts->empty()) continue;
       if (begins) {
         const bool is_last = std::ssize(*parts) == last_;
         parts->push_back({is_last ? access.tensor : copy_of(access.tensor), operation});

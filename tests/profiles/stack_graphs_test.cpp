@@ -1,0 +1,71 @@
+// Every framework that is shipped makes a graph of whatever may be planned: a fact that one pass
+// knows of reaches plans that nobody thought of when it was written.
+#include <gtest/gtest.h>
+#include <random>
+
+#include "profiles/load.h"
+#include "sim/base/error.h"
+#include "sim/graph/build.h"
+#include "tests/tiny.h"
+
+namespace ballast {
+namespace {
+
+constexpr int kPlans = 400;
+
+class RandomPlans {
+ public:
+  Plan next() {
+    Plan plan = tiny::waiting_plan({}, 1);
+    plan.tensor = one_of({1, 2});
+    plan.pipeline = one_of({1, 1, 2});
+    plan.data = one_of({1, 2, 4});
+    plan.devices = plan.tensor * plan.pipeline * plan.data;
+    plan.zero_stage = one_of({0, 1, 2, 3});
+    plan.micro_batch = 1;
+    plan.global_batch = plan.data * one_of({1, 2, 3});
+    plan.dtype = one_of({DType::kBf16, DType::kF16, DType::kF32});
+    plan.gradients = one_of({GradientFormat::kAsWeights, GradientFormat::kF32});
+    plan.weights.flow_share = one_of({0.0, 0.5, 1.0});
+    OptimizerPlan& optimizer = plan.optimizer;
+    optimizer.placement = one_of({OptimizerPlacement::kCpu, OptimizerPlacement::kCpu,
+                                  OptimizerPlacement::kGpu, OptimizerPlacement::kNvme});
+    optimizer.sync = one_of({SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate});
+    optimizer.cast = one_of({CastPlacement::kCpu, CastPlacement::kGpu});
+    optimizer.undo = one_of({UndoKind::kSnapshot, UndoKind::kExact});
+    optimizer.gpu_buckets = one_of({0, 2});
+    return plan;
+  }
+
+ private:
+  template <class Value>
+  Value one_of(std::initializer_list<Value> values) {
+    return values.begin()[random_() % values.size()];
+  }
+
+  std::mt19937 random_{20261129};
+};
+
+TEST(stack_graphs, every_framework_makes_a_graph_of_what_may_be_planned) {
+  const Model models[] = {tiny::llama({}), tiny::gpt2({})};
+  for (const Shipped& shipped : shipped_stacks()) {
+    SCOPED_TRACE(shipped.name);
+    const Stack stack = load_stack(shipped.name);
+    RandomPlans plans;
+    int built = 0;
+    for (int i = 0; i < kPlans; ++i) {
+      const Plan plan = plans.next();
+      try {
+        const Model& model = models[i % 2];
+        check(plan, model);
+        EXPECT_FALSE(build(model, plan, stack.facts).step.ops.empty());  // verified there
+        ++built;
+      } catch (const Error&) {  // may not be planned
+      }
+    }
+    EXPECT_GT(built, kPlans / 4);
+  }
+}
+
+}  // namespace
+}  // namespace ballast
