@@ -169,10 +169,10 @@ struct StackFacts {
   // Gradients that the CPU steps are cast to 32 bits on the GPU and cross the link so, from one
   // pinned buffer to another, whoever casts the weights.
   bool sends_wide_gradients = false;
-  // Where state is offloaded stage 3, and what speculates, adds gradients up in a buffer in CPU
-  // memory, in the type of the weights, which is there all the time: every micro-batch's go there
-  // and come back before anything else is done to them, also those of one, and those that the GPU
-  // steps.
+  // Where state is offloaded stage 3, and what speculates on one rank, adds gradients up in a
+  // buffer in CPU memory, in the type of the weights, which is there all the time: every
+  // micro-batch's go there and come back before anything else is done to them, also those of one,
+  // and those that the GPU steps.
   bool stage3_returns_gradients = false;
   // Bytes that passes of their own move on the GPU for each element of a gradient that the CPU
   // steps to sum it for the norm; 0: one pass that reads it.

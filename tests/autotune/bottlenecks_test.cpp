@@ -242,11 +242,14 @@ TEST(Bottlenecks, of_each_lane_are_those_of_costs_that_are_scaled_by_hand) {
 
 TEST(Bottlenecks, never_cost_much_and_never_gain_more_than_all_that_is_faster) {
   constexpr double kAnomaly = 0.005;
-  constexpr double kLaneAnomaly = 0.01;  // a copy that ends sooner meets other traffic
+  constexpr double kLinkAnomaly = 0.011;  // a faster link takes more of the CPU's memory from Adam
+  constexpr double kLaneAnomaly = 0.011;  // a copy that ends sooner meets other traffic
   for (const Case& one : cases()) {
     const Bottlenecks found = bottlenecks(one.step());
     for (const RateGain& each : found.rates) {
-      EXPECT_GE(each.gain, -kAnomaly) << each.rate.name << ", " << one.name();
+      const bool is_link = std::string(each.rate.name).starts_with("link");
+      EXPECT_GE(each.gain, -(is_link ? kLinkAnomaly : kAnomaly))
+          << each.rate.name << ", " << one.name();
       EXPECT_LE(each.gain, found.all_rates + kAnomaly) << each.rate.name << ", " << one.name();
     }
     for (const LaneGain& each : found.lanes) {

@@ -259,6 +259,9 @@ TEST(host_copies, stage_3_sends_gradients_out_and_back_in_every_micro_batch) {
   plan.zero_stage = 2;
   EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});
   plan.optimizer.sync = SyncMode::kSpeculate;
+  EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});
+  plan.devices = plan.data = 1;
+  plan.global_batch = plan.micro_batch.value();
   EXPECT_GT(left_in(build(tiny::model(), plan, facts)).back, Bytes{}) << "by stage 3's code";
 }
 

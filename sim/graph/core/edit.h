@@ -148,7 +148,8 @@ inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
     own.reduce_bytes = own.wide_reduce_bytes = 0;
   }
   // Whoever speculates this way does so in its stage 3, also where one rank has nothing to share.
-  const bool in_stage3 = plan.zero_stage == 3 || plan.optimizer.sync == SyncMode::kSpeculate;
+  const bool alone = plan.optimizer.sync == SyncMode::kSpeculate && plan.replicas() == 1;
+  const bool in_stage3 = plan.zero_stage == 3 || alone;
   if (!offloads || !in_stage3) own.stage3_returns_gradients = false;
   return own;
 }
