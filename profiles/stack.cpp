@@ -174,6 +174,7 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "balances_stages", facts.balances_stages);
   read_whole(reader, "least_zero_stage", {0, 3}, facts.least_zero_stage);
   read_whole(reader, "most_zero_stage", {0, 3}, facts.most_zero_stage);
+  read_flag(reader, "speculates_in_stage3", facts.speculates_in_stage3);
   read_choice(reader, "fp8_scaling", kScalings8, facts.fp8_scaling);
   read_choice(reader, "fp8_weights", kWeights8, facts.fp8_weights);
   read_flag(reader, "fp8_saves_codes", facts.fp8_saves_codes);
@@ -222,6 +223,7 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["balances_stages"] = facts.balances_stages;
   json["least_zero_stage"] = facts.least_zero_stage;
   json["most_zero_stage"] = facts.most_zero_stage;
+  json["speculates_in_stage3"] = facts.speculates_in_stage3;
   json["expert_overlap"] = to_string(facts.expert_overlap);
   json["sends_tokens_once"] = facts.sends_tokens_once;
   json["keeps_experts_whole"] = facts.keeps_experts_whole;

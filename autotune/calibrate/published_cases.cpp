@@ -70,10 +70,10 @@ std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
 std::vector<int64_t> zero_stages(const CaseSetup& setup) {
   const Plan& plan = setup.published.plan;
   if (!setup.published.open.has(KnobId::kZeroStage)) return {plan.zero_stage};
-  const StackFacts& facts = setup.stack.facts;
-  if (plan.replicas() == 1) return {facts.least_zero_stage};
+  const auto [least, most] = zero_stages_of(setup.stack.facts, plan);
+  if (plan.replicas() == 1) return {setup.stack.facts.least_zero_stage};
   std::vector<int64_t> stages;
-  for (int64_t stage = facts.least_zero_stage; stage <= facts.most_zero_stage; ++stage) {
+  for (int64_t stage = least; stage <= most; ++stage) {
     if (plan.pipeline == 1 || stage < 3) stages.push_back(stage);
   }
   return stages;

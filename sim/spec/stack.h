@@ -271,6 +271,8 @@ struct StackFacts {
   bool balances_stages = false;
   int64_t least_zero_stage = 0;  // what a plan that names no stage may choose between
   int64_t most_zero_stage = 3;
+  // Of those it is stage 3 alone that speculates.
+  bool speculates_in_stage3 = false;
   // Products in 8 bits (Plan::products).
   Scaling8 fp8_scaling = Scaling8::kJustInTime;
   // Of current scales: a norm finds the largest of its values as it writes them.

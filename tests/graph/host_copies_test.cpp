@@ -286,20 +286,38 @@ TEST(host_copies, the_sum_that_stage_3_keeps_in_cpu_memory_is_there_all_the_time
   }
 }
 
-// What the GPU steps of a plan that offloads goes the same way.
+// What the GPU steps of a plan that offloads goes the same way, and nothing of it stays there but
+// what the step reads.
 TEST(host_copies, stage_3_sends_out_and_back_also_what_the_gpu_steps) {
   Plan plan = tiny::plan();
   plan.zero_stage = 3;
   plan.optimizer.placement = OptimizerPlacement::kCpu;
-  plan.optimizer.gpu_buckets = 1;
+  plan.optimizer.gpu_buckets = 4;
   StackFacts facts;
-  facts.sends_wide_gradients = facts.stage3_returns_gradients = true;
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = facts.accumulates_on_cpu = true;
+  facts.widens_gradients = true;
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
-    plan.optimizer.sync = sync;
-    const Graph graph = build(tiny::model(), plan, facts);
-    int64_t count = 0;
-    for (const Bucket& bucket : graph.buckets) count += bucket.count;
-    EXPECT_EQ(left_in(graph).back, bytes_of(count, plan.dtype));
+    for (const int64_t micro_batches : {1, 3}) {
+      plan.optimizer.sync = sync;
+      plan.global_batch = micro_batches * plan.micro_batch.value();
+      const Graph graph = build(tiny::model(), plan, facts);
+      int64_t count = 0, on_cpu = 0;
+      for (const Bucket& bucket : graph.buckets) {
+        count += bucket.count;
+        if (bucket.site == Site::kCpu) on_cpu += bucket.count;
+      }
+      EXPECT_LT(on_cpu, count);
+      EXPECT_EQ(left_in(graph).out,
+                bytes_of(count, plan.dtype) * micro_batches + bytes_of(on_cpu, DType::kF32));
+      for (const Op& op : graph.step.ops) {
+        if (op.kind != OpKind::kAdam) continue;
+        for (const Access& access : op.accesses) {
+          if (access.role == Role::kGradient) {
+            EXPECT_EQ(graph.tensor(access.tensor).dtype, DType::kF32);
+          }
+        }
+      }
+    }
   }
   plan.optimizer.placement = OptimizerPlacement::kGpu;
   EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});

@@ -534,5 +534,23 @@ TEST(StackFacts, unscaling_is_a_pass_of_its_own_where_a_stack_makes_one) {
   EXPECT_EQ(tiny::count(build(gpt(), plan, facts), OpKind::kScale), 0);
 }
 
+// DeepSpeed's SuperOffload is its stage 3 (runtime/superoffload/superoffload_stage3.py).
+TEST(StackFacts, what_speculates_chooses_no_stage_but_that_which_does) {
+  using Stages = std::pair<int64_t, int64_t>;
+  Plan plan = gpt_plan();
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  StackFacts offloads;
+  offloads.speculates_in_stage3 = true;
+  StackFacts facts;
+  facts.most_zero_stage = 1;
+  EXPECT_EQ(zero_stages_of(facts, plan), Stages(0, 1));
+  facts.where_offloaded.facts = std::make_shared<const StackFacts>(offloads);
+  EXPECT_EQ(zero_stages_of(facts, plan), Stages(0, 3));
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  EXPECT_EQ(zero_stages_of(facts, plan), Stages(3, 3));
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  EXPECT_EQ(zero_stages_of(facts, plan), Stages(0, 1)) << "who offloads is another";
+}
+
 }  // namespace
 }  // namespace ballast

@@ -69,9 +69,9 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.query_backward_bytes = 12;
   facts.activation_bytes = 46;
   facts.activation_backward_bytes = 92;
-  facts.sends_wide_gradients = true;
-  facts.stage3_returns_gradients = true;
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = true;
   facts.sent_norm_bytes = 18;
+  facts.speculates_in_stage3 = true;
   facts.undoes_by_arithmetic = true;
   facts.scatters_by_bucket = true;
   facts.prints_allocated = true;

@@ -14,6 +14,7 @@
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -29,7 +30,8 @@ constexpr int64_t kSequencesOfShortStep = 8;
 // What the stack lets a plan choose that does not name its stage.
 bool stack_allows(const Start& start, const Plan& plan, const StackFacts& facts) {
   if (!start.open.has(KnobId::kZeroStage) || plan.replicas() == 1) return true;
-  return plan.zero_stage >= facts.least_zero_stage && plan.zero_stage <= facts.most_zero_stage;
+  const auto [least, most] = zero_stages_of(facts, plan);
+  return plan.zero_stage >= least && plan.zero_stage <= most;
 }
 
 // Why a layout is none: it has another value of a knob than somebody named.

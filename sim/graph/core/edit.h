@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "sim/graph/core/graph.h"
@@ -152,6 +153,15 @@ inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
   const bool in_stage3 = plan.zero_stage == 3 || alone;
   if (!offloads || !in_stage3) own.stage3_returns_gradients = false;
   return own;
+}
+
+// What a framework lets a plan of several ranks choose that names no stage: the least and the most.
+inline std::pair<int64_t, int64_t> zero_stages_of(const StackFacts& facts, const Plan& plan) {
+  const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
+  const bool by_another = facts.where_offloaded.facts && offloads;
+  const StackFacts& own = by_another ? *facts.where_offloaded.facts : facts;
+  const bool in_stage3 = own.speculates_in_stage3 && plan.optimizer.sync == SyncMode::kSpeculate;
+  return {in_stage3 ? 3 : own.least_zero_stage, own.most_zero_stage};
 }
 
 // True where a framework keeps no 32-bit state at all.

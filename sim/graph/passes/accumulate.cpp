@@ -54,11 +54,12 @@ class Accumulate {
   };
 
   // Gradients of modules that the CPU steps whole. A module that is cut between CPU and GPU adds up
-  // on the GPU, where its parts are stepped together.
+  // on the GPU, where its parts are stepped together. (Where all gradients leave and return, all of
+  // them.)
   void find_gradients() {
     std::vector<bool> on_cpu(graph_.modules.size(), true);
     for (const Bucket& bucket : graph_.buckets) {
-      if (bucket.site == Site::kCpu) continue;
+      if (bucket.site == Site::kCpu || returns_) continue;
       for (const Bucket::Piece& piece : bucket.pieces) {
         on_cpu[static_cast<size_t>(piece.module)] = false;
       }

@@ -101,8 +101,10 @@ void BucketOps::add_tensors(int32_t b) {
     const auto back = on_gpu ? TensorKind::kReduced : TensorKind::kArriving;
     t.summed = hbm(back, Category::kStaging, gradient_type(), count, b);
   }
-  if (!on_gpu) {
+  if (!on_gpu || t.sum >= 0) {
     t.packed = hbm(TensorKind::kPacked, Category::kStaging, packed_type(), count, b);
+  }
+  if (!on_gpu) {
     if (packed_type() != gradient_wire()) {
       t.wide = hbm(TensorKind::kReduced, Category::kStaging, gradient_wire(), count, b);
     }
@@ -164,12 +166,6 @@ void BucketOps::append_modules(std::vector<Access>& accesses, int32_t b,
   }
 }
 
-Access BucketOps::weights_home() const {
-  Access access{-1, Role::kDestination, AccessMode::kWrite, 0};
-  if (sync() == SyncMode::kDelay) access.step_offset = 1;
-  return access;
-}
-
 bool BucketOps::reduces(int32_t b) const {
   return plan_.replicas() > 1 && plan_.zero_stage < 3 && bucket(b).site == Site::kGpu;
 }
@@ -229,7 +225,9 @@ Op BucketOps::laid_out(int32_t b) {
 }
 
 void BucketOps::append_gradient(std::vector<Access>& accesses, int32_t b, Role role) {
-  const TensorId apart = tensors(b).summed >= 0 ? tensors(b).summed : tensors(b).reduced;
+  const BucketTensors& t = tensors(b);
+  // What came back is widened, and no step reads it as it came.
+  const TensorId apart = t.summed < 0 ? t.reduced : t.widened >= 0 ? t.widened : t.summed;
   if (apart >= 0) {
     accesses.push_back(read(apart, role));
   } else {
@@ -243,15 +241,22 @@ Op BucketOps::partials_out(int32_t b) const {
                   {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)});
 }
 
-void BucketOps::append_return_of_sum(std::vector<Op>& ops, int32_t b,
-                                     std::vector<Access> sources) const {
+TensorId BucketOps::append_packed(std::vector<Op>& ops, int32_t b) const {
   const BucketTensors& t = tensors(b);
+  std::vector<Access> accesses;
+  append_modules(accesses, b, module_gradient_, read(-1, Role::kSource));
+  accesses.push_back(write(t.packed, Role::kDestination));
+  const BucketWork work = elementwise(bucket(b).count, gradient_type(), packed_type(), Site::kGpu);
+  ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b, work, std::move(accesses)));
+  if (t.sum < 0) return t.packed;
   const Bytes bytes = graph_.tensor(t.summed).bytes();
-  sources.push_back(update(t.sum, Role::kDestination));  // it is there all the time
-  ops.push_back(copy_out(b, bytes, std::move(sources)));
+  // It is there all the time.
+  accesses = {read(t.packed, Role::kSource), update(t.sum, Role::kDestination)};
+  ops.push_back(copy_out(b, bytes, std::move(accesses)));
   Op back = copy_out(b, bytes, {read(t.sum, Role::kSource), write(t.summed, Role::kDestination)});
   std::get<CopyWork>(back.work).direction = CopyDirection::kHostToDevice;
   ops.push_back(std::move(back));
+  return t.summed;
 }
 
 std::vector<Op> BucketOps::gradient_stays(int32_t b) {
@@ -260,10 +265,10 @@ std::vector<Op> BucketOps::gradient_stays(int32_t b) {
   std::vector<Op> ops;
   std::vector<Access> sources;
   if (t.sum >= 0) {
-    append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
-    append_return_of_sum(ops, b, std::exchange(sources, {}));
+    sources.push_back(read(append_packed(ops, b), Role::kSource));
+  } else {
+    append_gradient(sources, b, Role::kSource);
   }
-  append_gradient(sources, b, Role::kSource);
   if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
   if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
   sources.push_back(write(t.partials_gpu, Role::kNormPartials));
@@ -286,16 +291,7 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
   const int64_t count = bucket(b).count;
   const DType packed = packed_type();
   std::vector<Op> ops;
-  std::vector<Access> sources;
-  append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
-  sources.push_back(write(t.packed, Role::kDestination));
-  ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b,
-                   elementwise(count, gradient_type(), packed, Site::kGpu), std::move(sources)));
-  TensorId whole = t.packed;
-  if (t.sum >= 0) {
-    append_return_of_sum(ops, b, {read(t.packed, Role::kSource)});
-    whole = t.summed;
-  }
+  const TensorId whole = append_packed(ops, b);
   if (t.wide >= 0) {
     ops.push_back(op(OpKind::kCast, LaneKind::kCopyOut, b,
                      elementwise(count, packed, gradient_wire(), Site::kGpu),
@@ -338,7 +334,8 @@ Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {
                   bytes_of(home.count, from) + state_bytes(graph_, home) * 2};
   if (on_gpu) {
     append_gradient(accesses, b, Role::kGradient);
-    if (tensors(b).widened >= 0) accesses.push_back(read(tensors(b).widened, Role::kScratch));
+    const bool apart = tensors(b).widened >= 0 && tensors(b).summed < 0;
+    if (apart) accesses.push_back(read(tensors(b).widened, Role::kScratch));
     append_modules(accesses, b, module_weight_, weights_home());
     work.to = plan_.dtype;
     work.moved += bytes_of(home.count, plan_.dtype);

@@ -104,7 +104,10 @@ class BucketOps {
   Op copy_out(int32_t b, Bytes bytes, std::vector<Access> accesses) const;
   void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
                       const Access& like) const;
-  Access weights_home() const;
+  Access weights_home() const {
+    const int8_t other = sync() == SyncMode::kDelay ? 1 : 0;  // of two copies
+    return {-1, Role::kDestination, AccessMode::kWrite, other};
+  }
   int64_t broadcasts_of(int64_t ranks) const;
   Op group_op(CollectiveKind kind, const RankGroup& group, int32_t b, Bytes bytes,
               std::vector<Access> accesses) const;
@@ -112,9 +115,9 @@ class BucketOps {
   void append_gradient(std::vector<Access>& accesses, int32_t b, Role role);
   // Of what the GPU steps: its norm, and what passes of their own do to it before it is stepped.
   std::vector<Op> gradient_stays(int32_t b);
-  // The sum of the micro-batches' gradients to CPU memory and back, where a framework keeps it
-  // there: behind one another, on one lane.
-  void append_return_of_sum(std::vector<Op>& ops, int32_t b, std::vector<Access> sources) const;
+  // Packs it and, where a framework keeps the sum of all micro-batches in CPU memory, sends it
+  // there and back, one behind the other on one lane. Returns what holds it on the GPU then.
+  TensorId append_packed(std::vector<Op>& ops, int32_t b) const;
   // The partial sums of its norm to the CPU, which judges them.
   Op partials_out(int32_t b) const;
   // What left before the gradient of `b` and is still held, or -1.
