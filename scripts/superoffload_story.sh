@@ -118,7 +118,7 @@ other "ZeRO-Infinity" "below 50" zero-infinity
 
 heading "2. The link saturates at buckets of 64 MB (Fig. 7)"
 printf '%-12s %16s %16s\n' "bucket, MiB" "to the CPU, GB/s" "to the GPU, GB/s"
-for mib in 1 4 16 64 256; do
+for mib in 4 16 64 256; do
   # shellcheck disable=SC2086
   "$ballast" graph --json $chip --model "$work/5b.json" --sequence-length 1024 --global-batch 1 \
     --micro-batch 1 --strategy superoffload --set plan.weights=stationary \
@@ -127,7 +127,8 @@ for mib in 1 4 16 64 256; do
     awk -v mib="$mib" '/"lane":/ { lane = $2 }
       /"label": "copy optimizer bucket 1"/ { found = 1 }
       found && /"alone_s"/ { s = $2 + 0 }
-      found && /"bytes"/ { rate[lane] = $2 / s * 1e-9; found = 0 }
+      # Partial sums of the norm leave on the same lane, a few bytes at a time.
+      found && /"bytes"/ { now = $2 / s * 1e-9; found = 0; if (now > rate[lane]) rate[lane] = now }
       END { printf "%-12s %16.0f %16.0f\n", mib, rate["\"copy-out\","], rate["\"upload\","] }'
 done
 

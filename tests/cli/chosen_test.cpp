@@ -31,7 +31,7 @@ TEST(Chosen, what_is_not_named_is_chosen) {
       {"--model llama-3-8b --machine hgx-h100-80gb-800g --devices 8 --strategy megatron", true,
        "--zero-stage 1"},
       {"--model llama-3-70b --machine hgx-h100-80gb-800g --devices 8", true,
-       "--strategy superoffload --zero-stage 2 --micro-batch 8"},
+       "--strategy superoffload --zero-stage 3 --micro-batch 8"},
       {"--model mixtral-8x7b --machine dgx-h100-80gb --devices 8 --sequence-length 4096 "
        "--global-batch 64",
        true, "--zero-stage 3 --expert 8 --micro-batch 8"},

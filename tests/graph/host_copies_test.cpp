@@ -319,6 +319,8 @@ TEST(host_copies, stage_3_sends_out_and_back_also_what_the_gpu_steps) {
       }
     }
   }
+  plan.optimizer.gpu_buckets = 1000;
+  EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{}) << "nothing is offloaded";
   plan.optimizer.placement = OptimizerPlacement::kGpu;
   EXPECT_EQ(left_in(build(tiny::model(), plan, facts)).back, Bytes{});
 }

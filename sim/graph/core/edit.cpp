@@ -271,6 +271,12 @@ bool holds_norms(const Graph& graph, const Op& op) {
   });
 }
 
+bool returns_gradients(const Graph& graph, const StackFacts& facts) {
+  return facts.stage3_returns_gradients &&
+         std::any_of(graph.buckets.begin(), graph.buckets.end(),
+                     [](const Bucket& bucket) { return bucket.site == Site::kCpu; });
+}
+
 void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after) {
   Tensor byte;
   byte.dtype = DType::kU8;

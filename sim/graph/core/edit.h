@@ -114,6 +114,10 @@ bool is_token(const Tensor& tensor);
 // Sums a norm, or moves such sums.
 bool holds_norms(const Graph& graph, const Op& op);
 
+// Whether gradients of all buckets go to the CPU and back (StackFacts::stage3_returns_gradients):
+// not where it steps none of them, for then nothing is offloaded.
+bool returns_gradients(const Graph& graph, const StackFacts& facts);
+
 // Makes the operation with the accesses `after` wait for the one with `before`.
 void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after);
 

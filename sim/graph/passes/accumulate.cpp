@@ -26,7 +26,7 @@ class Accumulate {
   Accumulate(Graph& graph, const Plan& plan, const StackFacts& facts)
       : graph_(graph),
         plan_(plan),
-        returns_(facts.stage3_returns_gradients),
+        returns_(returns_gradients(graph, facts)),
         last_(static_cast<int16_t>(plan.accumulation() - 1)) {}
 
   void run() {

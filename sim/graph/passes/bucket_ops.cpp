@@ -14,6 +14,7 @@ BucketOps::BucketOps(Graph& graph, const Plan& plan, const StackFacts& facts)
     : graph_(graph),
       plan_(plan),
       facts_(facts),
+      returns_(returns_gradients(graph, facts)),
       flowing_(flowing_modules(graph, plan)),
       module_weight_(graph.modules.size(), -1),
       module_gradient_(graph.modules.size(), -1) {
@@ -95,7 +96,7 @@ void BucketOps::add_tensors(int32_t b) {
   }
   t.partials_gpu =
       hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
-  if (facts_.stage3_returns_gradients) {
+  if (returns_) {
     t.sum = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_type(), count, b);
     // What the GPU steps is there until the step, which may be undone.
     const auto back = on_gpu ? TensorKind::kReduced : TensorKind::kArriving;

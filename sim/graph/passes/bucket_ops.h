@@ -148,6 +148,7 @@ class BucketOps {
   Graph& graph_;
   const Plan& plan_;
   const StackFacts& facts_;
+  const bool returns_;  // gradients go out and back
   std::vector<bool> flowing_;
   std::vector<TensorId> module_weight_, module_gradient_;  // by module
   std::vector<BucketTensors> bucket_tensors_;
