@@ -1,5 +1,6 @@
-// Every framework that is shipped makes a graph of whatever may be planned: a fact that one pass
-// knows of reaches plans that nobody thought of when it was written.
+// Every framework that is shipped makes a graph of whatever may be planned, and so does any that a
+// stack's file may tell of: a fact that one pass knows of reaches plans and facts that nobody
+// thought of when it was written.
 #include <gtest/gtest.h>
 #include <random>
 
@@ -37,14 +38,66 @@ class RandomPlans {
     return plan;
   }
 
- private:
   template <class Value>
   Value one_of(std::initializer_list<Value> values) {
     return values.begin()[random_() % values.size()];
   }
 
+ private:
   std::mt19937 random_{20261129};
 };
+
+// The facts of a shipped framework, some of its flags turned. The attention kernels stay.
+StackFacts turned(const StackFacts& facts, RandomPlans& plans) {
+  StackFacts all = facts;
+  all.where_offloaded = {};
+  for (bool StackFacts::* flag : {&StackFacts::widens_gradients,
+                                  &StackFacts::returns_weights_whole,
+                                  &StackFacts::sends_wide_gradients,
+                                  &StackFacts::stage3_returns_gradients,
+                                  &StackFacts::casts_through_pageable,
+                                  &StackFacts::stage3_copies_by_tensor,
+                                  &StackFacts::accumulates_on_cpu,
+                                  &StackFacts::separate_unscale,
+                                  &StackFacts::copies_gradients_to_buckets,
+                                  &StackFacts::buckets_at_stage_0_alone,
+                                  &StackFacts::pure_16_bit,
+                                  &StackFacts::adds_gradients_apart,
+                                  &StackFacts::sums_whole_gradients,
+                                  &StackFacts::reduces_whole,
+                                  &StackFacts::copies_gathered_by_tensor,
+                                  &StackFacts::broadcasts_shares,
+                                  &StackFacts::keeps_gradient_buffer,
+                                  &StackFacts::holds_sent_gradients,
+                                  &StackFacts::undoes_by_arithmetic,
+                                  &StackFacts::scatters_by_bucket}) {
+    if (plans.one_of({false, false, true})) all.*flag = !(all.*flag);
+  }
+  all.gradients = plans.one_of({GradientPrecision::kAsWeights, GradientPrecision::kF32});
+  all.reduction = plans.one_of({GradientPrecision::kAsWeights, GradientPrecision::kF32});
+  all.gradient_overlap = plans.one_of({Overlap::kFull, Overlap::kNone});
+  all.weight_overlap = plans.one_of({Overlap::kFull, Overlap::kPartial, Overlap::kNone});
+  return all;
+}
+
+TEST(stack_graphs, any_facts_make_a_graph_of_what_may_be_planned) {
+  const Model models[] = {tiny::llama({}), tiny::gpt2({})};
+  const Stack stack = load_stack("deepspeed-2025");
+  RandomPlans plans;
+  int built = 0;
+  for (int i = 0; i < 20 * kPlans; ++i) {
+    const Plan plan = plans.next();
+    const StackFacts facts = turned(stack.facts, plans);
+    try {
+      const Model& model = models[i % 2];
+      check(plan, model);
+      EXPECT_FALSE(build(model, plan, facts).step.ops.empty());  // verified there
+      ++built;
+    } catch (const Error&) {  // may not be planned
+    }
+  }
+  EXPECT_GT(built, 5 * kPlans);
+}
 
 TEST(stack_graphs, every_framework_makes_a_graph_of_what_may_be_planned) {
   const Model models[] = {tiny::llama({}), tiny::gpt2({})};

@@ -54,9 +54,10 @@ void return_whole(Graph& graph) {
   if (last < 0) return;
   const auto decide =
       std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::kDecide; });
+  // What is gathered, and copied from there, follows what was uploaded.
   const auto uploads = std::stable_partition(decide, ops.end(), [](const Op& op) {
     const bool upload = kind_of(op.lane) == LaneKind::kUpload;
-    return !upload && op.kind != OpKind::kCollective;
+    return !upload && op.kind != OpKind::kCollective && op.kind != OpKind::kUnpack;
   });
   for (auto op = uploads; op != ops.end(); ++op) {
     if (op->kind == OpKind::kCopy) op->accesses.push_back(read(last, Role::kScratch));

@@ -25,9 +25,11 @@ bool gathers_weights(const PassContext& context) {
   return context.plan.replicas() > 1 && context.plan.zero_stage == 3;
 }
 
-// Stage 3 over several ranks scatters gradients layer by layer into shards, which may leave then.
+// Stage 3 over several ranks scatters gradients layer by layer into shards, which may leave then,
+// unless they are scattered once a step.
 bool adds_up_on_cpu(const PassContext& context) {
-  const bool stays = gathers_weights(context) && !context.facts.stage3_returns_gradients;
+  const bool leaves = context.facts.stage3_returns_gradients && !context.facts.sums_whole_gradients;
+  const bool stays = gathers_weights(context) && !leaves;
   return context.facts.accumulates_on_cpu && !stays && context.plan.accumulation() > 1 &&
          context.plan.optimizer.placement != OptimizerPlacement::kGpu;
 }
