@@ -98,7 +98,7 @@ TEST(GpuBuckets, that_are_named_stay) {
 TEST(GpuBuckets, are_at_most_those_of_a_ranks_graph) {
   Numbers numbers(20261125);
   int compared = 0, of_shards = 0, of_experts = 0;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 40; ++i) {
     for (const OpenLayout& one : open_layouts_or_none(random_setting(numbers))) {
       const Setting& layout = one.setting;
       if (layout.plan.optimizer.placement != OptimizerPlacement::kCpu) continue;

@@ -14,6 +14,7 @@
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
 #include "tests/autotune/random_settings.h"
 
 namespace ballast::tests {
@@ -62,9 +63,9 @@ void add_needs(const Setting& setting, const std::vector<std::vector<Completion>
 }
 
 bool stack_allows(const Setting& setting, const Plan& plan) {
-  const StackFacts& facts = setting.stack.facts;
   if (!setting.open.has(KnobId::kZeroStage) || plan.replicas() == 1) return true;
-  return plan.zero_stage >= facts.least_zero_stage && plan.zero_stage <= facts.most_zero_stage;
+  const auto [least, most] = zero_stages_of(setting.stack.facts, plan);
+  return plan.zero_stage >= least && plan.zero_stage <= most;
 }
 
 // Of every completion that open knobs and degrees leave.
