@@ -8,6 +8,7 @@
 #include "backend/host/bucket_updates.h"
 #include "kernels/threads.h"
 #include "sim/base/error.h"
+#include "sim/graph/core/edit.h"
 
 namespace ballast {
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
 #include "tests/tiny.h"
 
 namespace ballast::tiny {
@@ -29,6 +30,18 @@ inline int64_t count(const Graph& graph, OpKind kind) {
   int64_t found = 0;
   for (const Op& op : graph.step.ops) found += op.kind == kind;
   return found;
+}
+
+// What copies of buckets move on a lane between the CPU and the GPU, but for sums of norms.
+inline Bytes moved(const Graph& graph, CopyDirection direction, LaneKind lane) {
+  Bytes bytes;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CopyWork>(&op.work);
+    const bool state = work != nullptr && op.phase == Phase::kOptimizer && op.label.bucket >= 0;
+    if (!state || holds_norms(graph, op)) continue;
+    if (work->direction == direction && kind_of(op.lane) == lane) bytes += work->bytes;
+  }
+  return bytes;
 }
 
 // What moves between ranks in a phase, in program order; inside the layers and outside.

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cuda_lanes.h"
 #include "sim/base/error.h"
+#include "sim/graph/core/edit.h"
 
 namespace ballast {
 

@@ -136,17 +136,20 @@ class NextComputation {
   TensorId tensor_ = -1;
 };
 
+// Of whoever runs a plan: a framework may leave what is offloaded to another.
+inline const StackFacts& whose_facts(const StackFacts& facts, const Plan& plan) {
+  const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
+  return facts.where_offloaded.facts && offloads ? *facts.where_offloaded.facts : facts;
+}
+
 // The facts that hold for a plan: those of whoever offloads, where it does (which attention was
 // settled before), and how gradients are reduced and leave at its stage.
 inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
   const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
-  StackFacts own = facts;
-  if (facts.where_offloaded.facts && offloads) {
-    own = *facts.where_offloaded.facts;
-    own.attention = facts.attention;
-    own.attention_kernel = facts.attention_kernel;
-    own.attention_kernel_on = facts.attention_kernel_on;
-  }
+  StackFacts own = whose_facts(facts, plan);
+  own.attention = facts.attention;
+  own.attention_kernel = facts.attention_kernel;
+  own.attention_kernel_on = facts.attention_kernel_on;
   if (own.buckets_at_stage_0_alone && (plan.zero_stage > 0 || plan.replicas() == 1)) {
     own.copies_gradients_to_buckets = false;
     own.gradient_overlap = Overlap::kNone;
@@ -161,9 +164,7 @@ inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
 
 // What a framework lets a plan of several ranks choose that names no stage: the least and the most.
 inline std::pair<int64_t, int64_t> zero_stages_of(const StackFacts& facts, const Plan& plan) {
-  const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
-  const bool by_another = facts.where_offloaded.facts && offloads;
-  const StackFacts& own = by_another ? *facts.where_offloaded.facts : facts;
+  const StackFacts& own = whose_facts(facts, plan);
   const bool in_stage3 = own.speculates_in_stage3 && plan.optimizer.sync == SyncMode::kSpeculate;
   return {in_stage3 ? 3 : own.least_zero_stage, own.most_zero_stage};
 }

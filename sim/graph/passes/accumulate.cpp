@@ -92,14 +92,9 @@ class Accumulate {
         std::vector<Part>* const parts = parts_of(access.tensor);
         if (parts == nullptr || access.role != Role::kParameterGradient) continue;
         const bool is_first = parts->size() <= static_cast<size_t>(micro_batch);
-        if (is_first) {
-          parts->push_back({micro_batch == last_ ? access.tensor : copy_of(access.tensor), i});
-        }
-        parts->back().last = i;
-        access.tensor = parts->back().tensor;
-        if (!is_first) continue;
-        access.mode = AccessMode::kWrite;
-        if (auto* gemm = std::get_if<GemmWork>(&op.work)) gemm->accumulate = false;
+        write_part(access, *parts, is_first, i);
+        auto* const gemm = std::get_if<GemmWork>(&op.work);
+        if (is_first && gemm != nullptr) gemm->accumulate = false;
       }
     }
   }
@@ -113,15 +108,19 @@ class Accumulate {
     for (Access& access : op.accesses) {
       std::vector<Part>* const parts = parts_of(access.tensor);
       if (parts == nullptr || access.role != Role::kParameterGradient) continue;
-      if (!begins && parts->empty()) continue;
-      if (begins) {
-        const bool is_last = std::ssize(*parts) == last_;
-        parts->push_back({is_last ? access.tensor : copy_of(access.tensor), operation});
-        access.mode = AccessMode::kWrite;
-      }
-      parts->back().last = operation;
-      access.tensor = parts->back().tensor;
+      if (begins || !parts->empty()) write_part(access, *parts, begins, operation);
     }
+  }
+
+  // Makes `access` of a whole gradient that of its newest part, or of a new one.
+  void write_part(Access& access, std::vector<Part>& parts, bool is_new, size_t operation) {
+    if (is_new) {
+      const bool is_last = std::ssize(parts) == last_;
+      parts.push_back({is_last ? access.tensor : copy_of(access.tensor), operation});
+      access.mode = AccessMode::kWrite;
+    }
+    parts.back().last = operation;
+    access.tensor = parts.back().tensor;
   }
 
   TensorId copy_of(TensorId gradient) { return add_tensor(graph_, graph_.tensor(gradient)); }

@@ -69,7 +69,7 @@ void return_whole(Graph& graph) {
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
   const bool by_tensor = facts.stage3_copies_by_tensor && plan.zero_stage == 3;
   const bool pageable = cast_on_cpu(plan) && facts.casts_through_pageable;
-  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+  for (size_t i = 0; (by_tensor || pageable) && i < graph.step.ops.size(); ++i) {
     Op& op = graph.step.ops[i];
     if (!moves_parameters(graph, op)) continue;
     CopyWork& work = std::get<CopyWork>(op.work);

@@ -74,12 +74,6 @@ class Shard {
         result.push_back(std::move(op));
         continue;
       }
-      if (was_scattered(op)) {
-        Bytes& bytes = std::get<CopyWork>(op.work).bytes;
-        bytes = {share_of(shared(op.label.bucket), bytes.count, ranks_)};
-        result.push_back(std::move(op));
-        continue;
-      }
       if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
           moves_shard(op)) {
         if (staging == Staging::kNone) {
@@ -129,13 +123,12 @@ class Shard {
     return !holds_norms(graph_, op);
   }
 
-  // A copy of what was cast once it was scattered.
+  // What `op` copies was cast once it was scattered.
   bool was_scattered(const Op& op) const {
-    return op.kind == OpKind::kCopy &&
-           std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-             return access.role == Role::kSource &&
-                    graph_.tensor(access.tensor).kind == TensorKind::kReduced;
-           });
+    return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+      return access.role == Role::kSource &&
+             graph_.tensor(access.tensor).kind == TensorKind::kReduced;
+    });
   }
 
   Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
@@ -174,7 +167,7 @@ class Shard {
     const Bytes whole = work.bytes;
     work.bytes = {share_of(shared(op.label.bucket), whole.count, ranks_)};
     if (work.direction == CopyDirection::kDeviceToHost) {
-      scatter(op, whole, result);
+      if (!was_scattered(op)) scatter(op, whole, result);
       result.push_back(std::move(op));
       return;
     }
