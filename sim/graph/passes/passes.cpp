@@ -39,7 +39,7 @@ bool multiplies_in_8_bits(const PassContext& context) {
 }
 
 constexpr Pass kPasses[] = {
-    {"plain", "passes/decoder.cpp",
+    {"plain", "passes/decoder/decoder.cpp",
      "forward, loss and backward of every micro-batch of one rank, everything on its GPU", always,
      [](Graph, const PassContext& context) {
        return build_plain(context.model, context.plan, context.facts);

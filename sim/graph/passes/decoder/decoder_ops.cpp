@@ -1,4 +1,4 @@
-#include "sim/graph/passes/decoder_ops.h"
+#include "sim/graph/passes/decoder/decoder_ops.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "sim/graph/passes/decoder_latent.h"
+#include "sim/graph/passes/decoder/decoder_latent.h"
 
 namespace ballast {
 

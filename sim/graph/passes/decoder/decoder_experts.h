@@ -15,7 +15,7 @@
 
 #include <vector>
 
-#include "sim/graph/passes/decoder_latent.h"
+#include "sim/graph/passes/decoder/decoder_latent.h"
 
 namespace ballast {
 

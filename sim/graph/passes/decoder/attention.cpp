@@ -1,4 +1,4 @@
-#include "sim/graph/passes/attention.h"
+#include "sim/graph/passes/decoder/attention.h"
 
 #include <algorithm>
 

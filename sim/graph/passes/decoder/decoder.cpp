@@ -3,8 +3,8 @@
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
-#include "sim/graph/passes/attention.h"
-#include "sim/graph/passes/decoder_experts.h"
+#include "sim/graph/passes/decoder/attention.h"
+#include "sim/graph/passes/decoder/decoder_experts.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "sim/graph/passes/decoder_experts.h"
+#include "sim/graph/passes/decoder/decoder_experts.h"
 
 namespace ballast {
 

@@ -5,7 +5,7 @@
 // of the tokens that norms have on one rank. Will not do: attention itself (decoder.cpp).
 #pragma once
 
-#include "sim/graph/passes/decoder_ops.h"
+#include "sim/graph/passes/decoder/decoder_ops.h"
 
 namespace ballast {
 
