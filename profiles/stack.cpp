@@ -104,6 +104,7 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "exchange_bytes", kFactBytes, facts.exchange_bytes);
   read_whole(reader, "return_bytes", kFactBytes, facts.return_bytes);
   read_whole(reader, "return_core_percent", {0, 100}, facts.return_core_percent);
+  read_whole(reader, "step_copy_bytes", kFactBytes, facts.step_copy_bytes);
   read_flag(reader, "undoes_by_arithmetic", facts.undoes_by_arithmetic);
   read_flag(reader, "scatters_by_bucket", facts.scatters_by_bucket);
 }
@@ -128,6 +129,18 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "key_bytes", kFactBytes, facts.key_bytes);
   read_whole(reader, "query_backward_bytes", kFactBytes, facts.query_backward_bytes);
   read_whole(reader, "key_backward_bytes", kFactBytes, facts.key_backward_bytes);
+}
+
+void read_sending(JsonReader& reader, StackFacts& facts) {
+  read_flag(reader, "sends_wide_gradients", facts.sends_wide_gradients);
+  read_flag(reader, "stage3_returns_gradients", facts.stage3_returns_gradients);
+  read_choice(reader, "stage3_sending", kStage3Sendings, facts.stage3_sending);
+  read_choice(reader, "speculative_sending", kSpeculativeSendings, facts.speculative_sending);
+  read_whole(reader, "sent_norm_bytes", kFactBytes, facts.sent_norm_bytes);
+  read_whole(reader, "sent_overflow_bytes", kFactBytes, facts.sent_overflow_bytes);
+  read_flag(reader, "casts_through_pageable", facts.casts_through_pageable);
+  read_flag(reader, "stage3_copies_by_tensor", facts.stage3_copies_by_tensor);
+  read_flag(reader, "accumulates_on_cpu", facts.accumulates_on_cpu);
 }
 
 StackFacts read_facts(JsonReader reader) {
@@ -155,12 +168,7 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "widens_gradients", facts.widens_gradients);
   read_flag(reader, "returns_weights_whole", facts.returns_weights_whole);
   read_flag(reader, "recomputes_by_module", facts.recomputes_by_module);
-  read_flag(reader, "sends_wide_gradients", facts.sends_wide_gradients);
-  read_flag(reader, "stage3_returns_gradients", facts.stage3_returns_gradients);
-  read_whole(reader, "sent_norm_bytes", kFactBytes, facts.sent_norm_bytes);
-  read_flag(reader, "casts_through_pageable", facts.casts_through_pageable);
-  read_flag(reader, "stage3_copies_by_tensor", facts.stage3_copies_by_tensor);
-  read_flag(reader, "accumulates_on_cpu", facts.accumulates_on_cpu);
+  read_sending(reader, facts);
   read_whole(reader, "torch_adam_threads", {0, 1 << 20}, facts.torch_adam_threads);
   read_flag(reader, "splits_norms_by_token", facts.splits_norms_by_token);
   read_flag(reader, "separate_unscale", facts.separate_unscale);
@@ -211,6 +219,7 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["exchange_bytes"] = facts.exchange_bytes;
   json["return_bytes"] = facts.return_bytes;
   json["return_core_percent"] = facts.return_core_percent;
+  json["step_copy_bytes"] = facts.step_copy_bytes;
   json["undoes_by_arithmetic"] = facts.undoes_by_arithmetic;
   json["scatters_by_bucket"] = facts.scatters_by_bucket;
   json["gradients"] = to_string(facts.gradients);
@@ -239,6 +248,26 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["prints_allocated"] = facts.prints_allocated;
   json["prints_gib"] = facts.prints_gib;
   json["logits_multiple"] = facts.logits_multiple;
+}
+
+void add_sending_and_later(const StackFacts& facts, OrderedJson& json) {
+  json["sends_wide_gradients"] = facts.sends_wide_gradients;
+  json["stage3_returns_gradients"] = facts.stage3_returns_gradients;
+  json["stage3_sending"] = to_string(facts.stage3_sending);
+  json["speculative_sending"] = to_string(facts.speculative_sending);
+  json["sent_norm_bytes"] = facts.sent_norm_bytes;
+  json["sent_overflow_bytes"] = facts.sent_overflow_bytes;
+  json["casts_through_pageable"] = facts.casts_through_pageable;
+  json["stage3_copies_by_tensor"] = facts.stage3_copies_by_tensor;
+  json["accumulates_on_cpu"] = facts.accumulates_on_cpu;
+  json["torch_adam_threads"] = facts.torch_adam_threads;
+  json["splits_norms_by_token"] = facts.splits_norms_by_token;
+  json["separate_unscale"] = facts.separate_unscale;
+  json["pinned_power_of_two"] = facts.pinned_power_of_two;
+  json["copies_gradients_to_buckets"] = facts.copies_gradients_to_buckets;
+  json["buckets_at_stage_0_alone"] = facts.buckets_at_stage_0_alone;
+  json["pure_16_bit"] = facts.pure_16_bit;
+  add_gradients_and_later(facts, json);
 }
 
 OrderedJson facts_json(const StackFacts& facts) {
@@ -284,21 +313,8 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"gathers_logits", facts.gathers_logits},
                       {"widens_gradients", facts.widens_gradients},
                       {"returns_weights_whole", facts.returns_weights_whole},
-                      {"recomputes_by_module", facts.recomputes_by_module},
-                      {"sends_wide_gradients", facts.sends_wide_gradients},
-                      {"stage3_returns_gradients", facts.stage3_returns_gradients},
-                      {"sent_norm_bytes", facts.sent_norm_bytes},
-                      {"casts_through_pageable", facts.casts_through_pageable},
-                      {"stage3_copies_by_tensor", facts.stage3_copies_by_tensor},
-                      {"accumulates_on_cpu", facts.accumulates_on_cpu},
-                      {"torch_adam_threads", facts.torch_adam_threads},
-                      {"splits_norms_by_token", facts.splits_norms_by_token},
-                      {"separate_unscale", facts.separate_unscale},
-                      {"pinned_power_of_two", facts.pinned_power_of_two},
-                      {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
-                      {"buckets_at_stage_0_alone", facts.buckets_at_stage_0_alone},
-                      {"pure_16_bit", facts.pure_16_bit}};
-  add_gradients_and_later(facts, json);
+                      {"recomputes_by_module", facts.recomputes_by_module}};
+  add_sending_and_later(facts, json);
   return json;
 }
 

@@ -112,7 +112,7 @@ Graph optimizer_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // shard.cpp: reduce-scatter and all-gather of buckets over Plan::data ranks (ZeRO).
-Graph shard_pass(Graph graph, const Plan& plan);
+Graph shard_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // host_copies.cpp: what a framework falls short of pinned copies by bucket beside the computation:
 // pageable memory, calls tensor by tensor, a host that waits, weights that return all at once.

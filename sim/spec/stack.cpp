@@ -55,6 +55,18 @@ std::string_view to_string(LossPrecision value) {
   return kNames.at(static_cast<size_t>(value));
 }
 
+std::string_view to_string(Stage3Sending value) {
+  static constexpr std::array<std::string_view, kStage3Sendings> kNames = {"ahead", "waited",
+                                                                           "cast_by_host"};
+  return kNames.at(static_cast<size_t>(value));
+}
+
+std::string_view to_string(SpeculativeSending value) {
+  static constexpr std::array<std::string_view, kSpeculativeSendings> kNames = {"as_waiting",
+                                                                                "waited", "twice"};
+  return kNames.at(static_cast<size_t>(value));
+}
+
 bool OffloadFacts::operator==(const OffloadFacts& other) const {
   if (facts == nullptr || other.facts == nullptr) return facts == other.facts;
   return *facts == *other.facts;

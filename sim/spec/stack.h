@@ -62,6 +62,21 @@ enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies, kTorchF32, kTor
 inline constexpr int kLossPrecisions = 6;
 std::string_view to_string(LossPrecision value);
 
+// How stage 3 sends gradients that the CPU steps, where a plan waits for its steps: as other stages
+// do, while the host goes on; while the host launches nothing until a tensor's is there; or so, and
+// in 16 bits through pageable temporaries, which the host casts as they land.
+enum class Stage3Sending : uint8_t { kAhead, kWaited, kCastByHost };
+inline constexpr int kStage3Sendings = 3;
+std::string_view to_string(Stage3Sending value);
+
+// How gradients leave that are stepped while a plan speculates: as those that wait do, by
+// StackFacts::stage3_returns_gradients out and back before; so, and the host launches nothing until
+// all of a bucket's are there; or not back, but twice, to where they are kept and to the process
+// that steps them. (A plan of several micro-batches sends as those that wait do.)
+enum class SpeculativeSending : uint8_t { kAsWaiting, kWaited, kTwice };
+inline constexpr int kSpeculativeSendings = 3;
+std::string_view to_string(SpeculativeSending value);
+
 // A machine's name for the rate of torch.optim's Adam on the CPU, tensor by tensor and unfused.
 inline constexpr std::string_view kTorchAdam = "pt-cpu";
 
@@ -174,9 +189,14 @@ struct StackFacts {
   // micro-batch's go there and come back before anything else is done to them, also those of one,
   // and those that the GPU steps.
   bool stage3_returns_gradients = false;
+  Stage3Sending stage3_sending = Stage3Sending::kAhead;
+  SpeculativeSending speculative_sending = SpeculativeSending::kAsWaiting;
   // Bytes that passes of their own move on the GPU for each element of a gradient that the CPU
   // steps to sum it for the norm; 0: one pass that reads it.
   int64_t sent_norm_bytes = 0;
+  // The same at stages below 3, to look it through for infinities: the host reads the answer, and
+  // launches nothing until what was sent before has left. 0: it does not look.
+  int64_t sent_overflow_bytes = 0;
   // Where the CPU casts, 16-bit values cross the link through pageable temporaries.
   bool casts_through_pageable = false;
   // Stage 3 concatenates what it gathers and what it scatters, in passes of their own. What the CPU
@@ -205,7 +225,7 @@ struct StackFacts {
   // Stage 3 scatters gradients once a step: those of earlier micro-batches add up whole, in the
   // type that is reduced.
   bool sums_whole_gradients = false;
-  // Stages 1 and 2 all-reduce gradients that every rank but steps a share of.
+  // Stages 1 and 2 all-reduce gradients that every rank but steps a share of, wherever it does.
   bool reduces_whole = false;
   // What stage 1 or 2 gathers of stepped weights lands in a buffer for each rank, and each tensor's
   // part of each of them is copied from there by a kernel of its own.
@@ -238,7 +258,7 @@ struct StackFacts {
   // their use; 0: those of the module or layer under way, and of the next where that overlaps.
   int64_t live_elements = 0;
   // Stage 3 has a buffer for a rank's share of all gradients, which is there all the time where the
-  // GPU steps them.
+  // GPU steps them: of a plan that offloads, one in 32 bits for what the GPU still steps.
   bool keeps_gradient_buffer = false;
   // A gradient that was sent to the CPU while a plan speculates stays on the GPU until the next
   // bucket's has been sent: who steps it holds on to it.
@@ -254,6 +274,8 @@ struct StackFacts {
   // before they are done. They have so many percent of its cores; 0: all.
   int64_t return_bytes = 0;
   int64_t return_core_percent = 0;
+  // The same before each bucket's step, by who steps: its gradient is copied.
+  int64_t step_copy_bytes = 0;
   // What a step that speculated did is computed back from its gradient: it leaves no record.
   bool undoes_by_arithmetic = false;
   // Where it speculates stage 3 scatters what one bucket of optimizer state holds at a time: until

@@ -58,6 +58,10 @@ void pin_constants(Stack& stack) {
   if (stack.name == "typical") {
     StackFacts offloads = *stack.facts.where_offloaded.facts;
     offloads.sends_wide_gradients = offloads.stage3_returns_gradients = false;
+    offloads.reduces_whole = false;
+    offloads.stage3_sending = Stage3Sending::kAhead;
+    offloads.speculative_sending = SpeculativeSending::kAsWaiting;
+    offloads.sent_overflow_bytes = 0;
     stack.facts.where_offloaded.facts = std::make_shared<const StackFacts>(offloads);
     stack.constants = {0.867228,
                        0.829198,

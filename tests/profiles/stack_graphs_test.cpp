@@ -73,6 +73,12 @@ StackFacts turned(const StackFacts& facts, RandomPlans& plans) {
                                   &StackFacts::scatters_by_bucket}) {
     if (plans.one_of({false, false, true})) all.*flag = !(all.*flag);
   }
+  all.stage3_sending =
+      plans.one_of({Stage3Sending::kAhead, Stage3Sending::kWaited, Stage3Sending::kCastByHost});
+  all.speculative_sending = plans.one_of(
+      {SpeculativeSending::kAsWaiting, SpeculativeSending::kWaited, SpeculativeSending::kTwice});
+  all.sent_overflow_bytes = plans.one_of({0, 36});
+  all.step_copy_bytes = plans.one_of({0, 8});
   all.gradients = plans.one_of({GradientPrecision::kAsWeights, GradientPrecision::kF32});
   all.reduction = plans.one_of({GradientPrecision::kAsWeights, GradientPrecision::kF32});
   all.gradient_overlap = plans.one_of({Overlap::kFull, Overlap::kNone});

@@ -16,6 +16,15 @@ using Pointer = Json::json_pointer;
 using profile_tests::error_of;
 using profile_tests::holds;
 
+void set_unusual_sending(StackFacts& facts) {
+  facts.sends_wide_gradients = facts.stage3_returns_gradients = true;
+  facts.stage3_sending = Stage3Sending::kWaited;
+  facts.speculative_sending = SpeculativeSending::kTwice;
+  facts.sent_norm_bytes = 18;
+  facts.sent_overflow_bytes = 36;
+  facts.step_copy_bytes = 8;
+}
+
 // The rest of what unusual_stack() says.
 void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.loss_bytes = 52;
@@ -69,8 +78,7 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.query_backward_bytes = 12;
   facts.activation_bytes = 46;
   facts.activation_backward_bytes = 92;
-  facts.sends_wide_gradients = facts.stage3_returns_gradients = true;
-  facts.sent_norm_bytes = 18;
+  set_unusual_sending(facts);
   facts.speculates_in_stage3 = true;
   facts.undoes_by_arithmetic = true;
   facts.scatters_by_bucket = true;
@@ -378,6 +386,8 @@ Votes votes_of(const std::vector<Stack>& stacks, const std::string& without) {
       // theirs runs on the CPU.
       if (fact == "weight_overlap" && stack.facts.most_zero_stage == 0) continue;
       if (fact == "torch_adam_threads" || fact == "most_zero_stage") continue;
+      // Nor has who never speculated anything to say of how gradients leave then.
+      if (fact == "speculative_sending" && !holds(stack.source, "SuperOffload")) continue;
       if (fact == "attention_on" || is_of_experts(fact)) continue;  // counted below
       if (fact.starts_with("fp8_") && some_train_in_8_bits && !trains_in_8_bits(stack)) continue;
       ++count[fact][value.dump()];

@@ -114,8 +114,11 @@ bool is_token(const Tensor& tensor);
 // Sums a norm, or moves such sums.
 bool holds_norms(const Graph& graph, const Op& op);
 
-// Whether gradients of all buckets go to the CPU and back (StackFacts::stage3_returns_gradients):
-// not where it steps none of them, for then nothing is offloaded.
+// Whether CPU memory holds a sum of the gradients of all buckets
+// (StackFacts::stage3_returns_gradients): not where it steps none of them, for then nothing is
+// offloaded.
+bool keeps_sum_on_cpu(const Graph& graph, const StackFacts& facts);
+// Whether they all go there and back.
 bool returns_gradients(const Graph& graph, const StackFacts& facts);
 
 // Makes the operation with the accesses `after` wait for the one with `before`.
@@ -142,10 +145,19 @@ inline const StackFacts& whose_facts(const StackFacts& facts, const Plan& plan) 
   return facts.where_offloaded.facts && offloads ? *facts.where_offloaded.facts : facts;
 }
 
+// Leaves of the ways by which gradients leave for the CPU (StackFacts::sends_wide_gradients and
+// what follows there) those that this plan takes.
+void settle_sending(StackFacts& facts, const Plan& plan);
+
+// Of facts that hold for a plan: the host waits for gradients that leave for the CPU.
+inline bool waits_for_gradients(const StackFacts& facts) {
+  return facts.sent_overflow_bytes > 0 || facts.stage3_sending != Stage3Sending::kAhead ||
+         facts.speculative_sending == SpeculativeSending::kWaited;
+}
+
 // The facts that hold for a plan: those of whoever offloads, where it does (which attention was
 // settled before), and how gradients are reduced and leave at its stage.
 inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
-  const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
   StackFacts own = whose_facts(facts, plan);
   own.attention = facts.attention;
   own.attention_kernel = facts.attention_kernel;
@@ -155,10 +167,7 @@ inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
     own.gradient_overlap = Overlap::kNone;
     own.reduce_bytes = own.wide_reduce_bytes = 0;
   }
-  // Whoever speculates this way does so in its stage 3, also where one rank has nothing to share.
-  const bool alone = plan.optimizer.sync == SyncMode::kSpeculate && plan.replicas() == 1;
-  const bool in_stage3 = plan.zero_stage == 3 || alone;
-  if (!offloads || !in_stage3) own.stage3_returns_gradients = false;
+  settle_sending(own, plan);
   return own;
 }
 

@@ -1,5 +1,4 @@
 // The half of BucketOps by which gradients are reduced, summed for their norm, and leave.
-#include <algorithm>
 #include <utility>
 
 #include "sim/graph/build.h"
@@ -7,6 +6,35 @@
 #include "sim/graph/passes/bucket_ops.h"
 
 namespace ballast {
+
+void BucketOps::add_sent_tensors(BucketTensors& t, int32_t b) {
+  const bool on_gpu = bucket(b).site == Site::kGpu;
+  const int64_t count = bucket(b).count;
+  if (keeps_sum_) {
+    t.sum = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_type(), count, b);
+  }
+  if (returns_) {
+    // What the GPU steps is there until the step, which may be undone.
+    const auto back = on_gpu ? TensorKind::kReduced : TensorKind::kArriving;
+    t.summed = hbm(back, Category::kStaging, gradient_type(), count, b);
+  }
+  if (!on_gpu || returns_) {
+    t.packed = hbm(TensorKind::kPacked, Category::kStaging, packed_type(), count, b);
+  }
+  if (!on_gpu) {
+    if (packed_type() != gradient_wire()) {
+      t.wide = hbm(TensorKind::kReduced, Category::kStaging, gradient_wire(), count, b);
+    }
+    t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_wire(), count, b);
+    if (gradient_wire() != DType::kF32) {
+      const auto kind = TensorKind::kBucketGradientFp32;
+      t.gradient32 = dram(kind, Category::kWorkspace, DType::kF32, count, b);
+    }
+    if (cast_on_gpu(plan_) && t.stationary > 0) {
+      t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
+    }
+  }
+}
 
 std::vector<Op> BucketOps::reduction(int32_t b) {
   const BucketTensors& t = tensors(b);
@@ -74,7 +102,7 @@ TensorId BucketOps::append_packed(std::vector<Op>& ops, int32_t b) const {
   accesses.push_back(write(t.packed, Role::kDestination));
   const BucketWork work = elementwise(bucket(b).count, gradient_type(), packed_type(), Site::kGpu);
   ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b, work, std::move(accesses)));
-  if (t.sum < 0) return t.packed;
+  if (!returns_) return t.packed;
   const Bytes bytes = graph_.tensor(t.summed).bytes();
   // It is there all the time.
   accesses = {read(t.packed, Role::kSource), update(t.sum, Role::kDestination)};
@@ -90,13 +118,17 @@ std::vector<Op> BucketOps::gradient_stays(int32_t b) {
   const int64_t count = bucket(b).count;
   std::vector<Op> ops;
   std::vector<Access> sources;
-  if (t.sum >= 0) {
+  if (returns_) {
     sources.push_back(read(append_packed(ops, b), Role::kSource));
   } else {
     append_gradient(sources, b, Role::kSource);
   }
   if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
-  if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
+  const bool kept = keeps_sum_ && facts_.keeps_gradient_buffer;
+  if (t.widened >= 0) {
+    sources.push_back(kept ? update(t.widened, Role::kDestination)
+                           : write(t.widened, Role::kDestination));
+  }
   sources.push_back(write(t.partials_gpu, Role::kNormPartials));
   const DType type = gradient_type();
   const bool split = plan_.zero_stage == 3;
@@ -108,7 +140,25 @@ std::vector<Op> BucketOps::gradient_stays(int32_t b) {
   BucketWork norm{count, type, DType::kF64, Site::kGpu, moved};
   ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
   ops.push_back(partials_out(b));
+  append_unused_sum(ops.back().accesses, b);
   return ops;
+}
+
+void BucketOps::append_unused_sum(std::vector<Access>& accesses, int32_t b) const {
+  if (keeps_sum_ && !returns_) accesses.push_back(update(tensors(b).sum, Role::kScratch));
+}
+
+void BucketOps::append_sent(std::vector<Op>& ops, int32_t b, TensorId cast) const {
+  const BucketTensors& t = tensors(b);
+  const Bytes bytes = bytes_of(bucket(b).count, gradient_wire());
+  ops.push_back(
+      copy_out(b, bytes, {read(cast, Role::kSource), write(t.landed, Role::kDestination)}));
+  const TensorId held = sent_before(b);
+  if (held >= 0) ops.back().accesses.push_back(read(held, Role::kScratch));
+  append_unused_sum(ops.back().accesses, b);
+  if (facts_.speculative_sending != SpeculativeSending::kTwice) return;
+  ops.push_back(
+      copy_out(b, bytes, {read(cast, Role::kSource), update(t.landed, Role::kDestination)}));
 }
 
 std::vector<Op> BucketOps::gradient_out(int32_t b) {
@@ -123,13 +173,11 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
                      elementwise(count, packed, gradient_wire(), Site::kGpu),
                      {read(whole, Role::kSource), write(t.wide, Role::kDestination)}));
   }
-  ops.push_back(copy_out(
-      b, bytes_of(count, gradient_wire()),
-      {read(t.wide >= 0 ? t.wide : whole, Role::kSource), write(t.landed, Role::kDestination)}));
-  const TensorId held = sent_before(b);
-  if (held >= 0) ops.back().accesses.push_back(read(held, Role::kScratch));
+  append_sent(ops, b, t.wide >= 0 ? t.wide : whole);
+  if (t.gradient32 >= 0 && host_casts_gradients()) ops.push_back(cast_of_gradient(b));
   // Summed where it lies, so that the CPU's memory is left to the steps.
-  const int64_t passes = facts_.sent_norm_bytes > 0 ? facts_.sent_norm_bytes : size_of(packed);
+  const int64_t summed = facts_.sent_norm_bytes > 0 ? facts_.sent_norm_bytes : size_of(packed);
+  const int64_t passes = summed + facts_.sent_overflow_bytes;
   BucketWork norm{count, packed, DType::kF64, Site::kGpu, Bytes{count * passes}};
   ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCopyOut, b, norm,
                    {read(whole, Role::kSource), write(t.partials_gpu, Role::kNormPartials)}));

@@ -14,6 +14,7 @@ BucketOps::BucketOps(Graph& graph, const Plan& plan, const StackFacts& facts)
     : graph_(graph),
       plan_(plan),
       facts_(facts),
+      keeps_sum_(keeps_sum_on_cpu(graph, facts)),
       returns_(returns_gradients(graph, facts)),
       flowing_(flowing_modules(graph, plan)),
       module_weight_(graph.modules.size(), -1),
@@ -29,7 +30,8 @@ DType BucketOps::wire() const { return cast_on_gpu(plan_) ? DType::kF32 : plan_.
 // Rounded to the link's 16 bits, what is summed in 32 would depend on where it is stepped.
 DType BucketOps::packed_type() const {
   if (plan_.gradients == GradientFormat::kF32) return DType::kF32;
-  return facts_.sends_wide_gradients ? gradient_type() : wire();
+  const bool cast_later = facts_.sends_wide_gradients || host_casts_gradients();
+  return cast_later ? gradient_type() : wire();
 }
 DType BucketOps::gradient_wire() const {
   return facts_.sends_wide_gradients ? DType::kF32 : packed_type();
@@ -96,28 +98,7 @@ void BucketOps::add_tensors(int32_t b) {
   }
   t.partials_gpu =
       hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
-  if (returns_) {
-    t.sum = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_type(), count, b);
-    // What the GPU steps is there until the step, which may be undone.
-    const auto back = on_gpu ? TensorKind::kReduced : TensorKind::kArriving;
-    t.summed = hbm(back, Category::kStaging, gradient_type(), count, b);
-  }
-  if (!on_gpu || t.sum >= 0) {
-    t.packed = hbm(TensorKind::kPacked, Category::kStaging, packed_type(), count, b);
-  }
-  if (!on_gpu) {
-    if (packed_type() != gradient_wire()) {
-      t.wide = hbm(TensorKind::kReduced, Category::kStaging, gradient_wire(), count, b);
-    }
-    t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_wire(), count, b);
-    if (gradient_wire() != DType::kF32) {
-      const auto kind = TensorKind::kBucketGradientFp32;
-      t.gradient32 = dram(kind, Category::kWorkspace, DType::kF32, count, b);
-    }
-    if (cast_on_gpu(plan_) && t.stationary > 0) {
-      t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
-    }
-  }
+  add_sent_tensors(t, b);
   if (sync() == SyncMode::kSpeculate && !facts_.undoes_by_arithmetic) {
     t.undo_record = undo_bytes(graph_, bucket(b), plan_.optimizer.undo);
     t.undo =
@@ -260,7 +241,7 @@ void BucketOps::append_cast_of_weights(std::vector<Op>& ops, int32_t b) const {
                    {read(home.master, Role::kSource), write(home.weights, Role::kDestination)}));
 }
 
-Op BucketOps::cast_of_gradient(int32_t b) {
+Op BucketOps::cast_of_gradient(int32_t b) const {
   const BucketTensors& t = tensors(b);
   return op(OpKind::kCast, LaneKind::kCpu, b,
             elementwise(bucket(b).count, plan_.dtype, DType::kF32, Site::kCpu),
@@ -272,17 +253,26 @@ std::vector<Op> BucketOps::step_of(int32_t b) {
   const bool rests = bucket(b).rest >= 0;
   std::vector<Op> ops;
   if (rests) ops.push_back(move_state(b, Arrival::kIn));
-  if (t.gradient32 >= 0) ops.push_back(cast_of_gradient(b));
+  if (t.gradient32 >= 0 && !host_casts_gradients()) ops.push_back(cast_of_gradient(b));
   if (sync() == SyncMode::kSpeculate && !exact_undo() && t.undo >= 0) {
     ops.push_back(snapshot(b, OpKind::kSnapshot));
   }
   const TensorId gradient = t.gradient32 >= 0 ? t.gradient32 : t.landed;
   const bool decided = sync() != SyncMode::kSpeculate;  // else no clip factor is known yet
   if (facts_.separate_unscale && decided && gradient >= 0) ops.push_back(unscale(b, gradient));
+  if (!decided && gradient >= 0) append_step_copy(ops, b, gradient);
   ops.push_back(adam(b, gradient, decided));
   append_cast_of_weights(ops, b);
   if (rests) ops.push_back(move_state(b, Arrival::kOut));
   return ops;
+}
+
+void BucketOps::append_step_copy(std::vector<Op>& ops, int32_t b, TensorId gradient) const {
+  if (facts_.step_copy_bytes == 0) return;
+  const DType type = graph_.tensor(gradient).dtype;
+  const int64_t count = bucket(b).count;
+  const BucketWork work{count, type, type, Site::kCpu, {count * facts_.step_copy_bytes}};
+  ops.push_back(op(OpKind::kScale, LaneKind::kCpu, b, work, {update(gradient, Role::kGradient)}));
 }
 
 std::vector<Op> BucketOps::return_passes(int32_t b) const {

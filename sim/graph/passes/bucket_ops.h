@@ -3,11 +3,12 @@
 //   CPU bucket: pack -> copy out -> [cast] -> [snapshot] -> Adam -> [cast] -> upload -> [unpack]
 //   GPU bucket: Adam straight from the modules' gradients into their weights
 //
-// A framework may cast gradients before they leave (StackFacts::sends_wide_gradients), and send
-// them out and back before that (StackFacts::stage3_returns_gradients), as DeepSpeed does
-// (@edaa72212, runtime/zero/stage_1_and_2.py, async_inplace_copy_grad_to_fp32_buffer_from_gpu;
-// runtime/zero/stage3.py, partition_grads and _offload_grad_partition_at_boundary;
-// runtime/superoffload/superoffload_stage3.py, partition_grads).
+// A framework may cast gradients before they leave (StackFacts::sends_wide_gradients), send them
+// out and back before that (StackFacts::stage3_returns_gradients), twice, or with a host that waits
+// (Stage3Sending, SpeculativeSending), as DeepSpeed does (@edaa72212,
+// runtime/zero/stage_1_and_2.py, copy_grads_in_partition; runtime/zero/stage3.py, partition_grads
+// and _offload_grad_partition_at_boundary; runtime/superoffload/superoffload_stage3.py,
+// partition_grads; what older versions do otherwise is in profiles/stacks).
 //
 // Gradients are summed for their norm on the GPU, those of a CPU bucket where they leave from.
 //
@@ -96,6 +97,8 @@ class BucketOps {
     return in_place(Place::kHbm, kind, category, dtype, elements, b);
   }
   void add_tensors(int32_t b);
+  // Those by which gradients leave.
+  void add_sent_tensors(BucketTensors& t, int32_t b);
   bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
   // Elements of the bucket that 8-bit products multiply; 0 where there are none.
   int64_t elements_in_8_bits(int32_t b) const;
@@ -118,6 +121,10 @@ class BucketOps {
   // Packs it and, where a framework keeps the sum of all micro-batches in CPU memory, sends it
   // there and back, one behind the other on one lane. Returns what holds it on the GPU then.
   TensorId append_packed(std::vector<Op>& ops, int32_t b) const;
+  // Of what is packed, cast: out, and once more where a framework sends it twice.
+  void append_sent(std::vector<Op>& ops, int32_t b, TensorId cast) const;
+  // What the sum in CPU memory costs that no gradient goes to: room.
+  void append_unused_sum(std::vector<Access>& accesses, int32_t b) const;
   // The partial sums of its norm to the CPU, which judges them.
   Op partials_out(int32_t b) const;
   // What left before the gradient of `b` and is still held, or -1.
@@ -127,7 +134,10 @@ class BucketOps {
   Op exact_undo_of(int32_t b);
   Op snapshot(int32_t b, OpKind kind);
   void append_cast_of_weights(std::vector<Op>& ops, int32_t b) const;
-  Op cast_of_gradient(int32_t b);
+  Op cast_of_gradient(int32_t b) const;
+  bool host_casts_gradients() const { return facts_.stage3_sending == Stage3Sending::kCastByHost; }
+  // A copy of a gradient that who steps it makes in CPU memory before.
+  void append_step_copy(std::vector<Op>& ops, int32_t b, TensorId gradient) const;
   // The loss scale and the clip factor, in a pass of their own.
   Op unscale(int32_t b, TensorId gradient) const;
   // What passes of their own do to gradients before they are reduced.
@@ -148,7 +158,8 @@ class BucketOps {
   Graph& graph_;
   const Plan& plan_;
   const StackFacts& facts_;
-  const bool returns_;  // gradients go out and back
+  const bool keeps_sum_;  // CPU memory holds a sum of gradients
+  const bool returns_;    // which all of them go to and come back from
   std::vector<bool> flowing_;
   std::vector<TensorId> module_weight_, module_gradient_;  // by module
   std::vector<BucketTensors> bucket_tensors_;

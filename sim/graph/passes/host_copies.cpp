@@ -26,6 +26,22 @@ bool moves_gradients(const Op& op) {
   return op.phase == Phase::kOptimizer && (lane == LaneKind::kCopyOut || lane == LaneKind::kCopyIn);
 }
 
+// The last that happens to a bucket's gradient before the host, where it waits for it, goes on:
+// stages below 3 look it through for infinities when it has left, others wait until it is there,
+// and in 32 bits.
+bool holds_up_host(const Graph& graph, const Op& op, const StackFacts& facts) {
+  if (!waits_for_gradients(facts) || op.phase != Phase::kOptimizer) return false;
+  if (facts.sent_overflow_bytes > 0) {
+    return op.kind == OpKind::kSumOfSquares && kind_of(op.lane) == LaneKind::kCopyOut;
+  }
+  if (op.kind != OpKind::kCopy && op.kind != OpKind::kCast) return false;
+  return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+    const TensorKind kind = graph.tensor(access.tensor).kind;
+    return access.role == Role::kDestination && access.mode == AccessMode::kWrite &&
+           (kind == TensorKind::kBucketGradient || kind == TensorKind::kBucketGradientFp32);
+  });
+}
+
 // A fetch brings one module; a bucket holds pieces of several.
 int64_t tensors_in(const Graph& graph, const Op& op) {
   if (op.label.bucket < 0) return 1;
@@ -68,16 +84,20 @@ void return_whole(Graph& graph) {
 
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
   const bool by_tensor = facts.stage3_copies_by_tensor && plan.zero_stage == 3;
-  const bool pageable = cast_on_cpu(plan) && facts.casts_through_pageable;
-  for (size_t i = 0; (by_tensor || pageable) && i < graph.step.ops.size(); ++i) {
+  const bool host_casts = facts.stage3_sending == Stage3Sending::kCastByHost;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     Op& op = graph.step.ops[i];
-    if (!moves_parameters(graph, op)) continue;
-    CopyWork& work = std::get<CopyWork>(op.work);
-    const bool wide = facts.sends_wide_gradients && moves_gradients(op);
-    if (by_tensor && (wide || pageable)) work.calls = tensors_in(graph, op);
-    if (wide || !pageable) continue;
-    work.host = HostMemory::kPageable;
-    if (by_tensor) hold_up_computation(graph, i);
+    const bool held_up = holds_up_host(graph, op, facts);
+    if (moves_parameters(graph, op)) {
+      CopyWork& work = std::get<CopyWork>(op.work);
+      const bool gradients = (facts.sends_wide_gradients || host_casts) && moves_gradients(op);
+      const bool narrow = gradients ? host_casts && held_up : cast_on_cpu(plan);
+      const bool pageable = narrow && facts.casts_through_pageable;
+      if (by_tensor && (gradients || pageable)) work.calls = tensors_in(graph, op);
+      if (pageable) work.host = HostMemory::kPageable;
+      if (pageable && by_tensor && !held_up) hold_up_computation(graph, i);
+    }
+    if (held_up) hold_up_computation(graph, i);
   }
   const bool waits = plan.optimizer.sync == SyncMode::kWait;
   if (facts.returns_weights_whole && waits && plan.zero_stage < 3) return_whole(graph);

@@ -103,13 +103,13 @@ constexpr Pass kPasses[] = {
      }},
     {"shard", "passes/shard.cpp", "ZeRO-1 and 2: a rank's share of what is stepped", shards_state,
      [](Graph graph, const PassContext& context) {
-       return shard_pass(std::move(graph), context.plan);
+       return shard_pass(std::move(graph), context.plan, context.facts);
      }},
     {"host copies", "passes/host_copies.cpp",
      "pageable memory, calls tensor by tensor, a host that waits, where a framework does so",
      [](const PassContext& context) {
        return context.facts.stage3_copies_by_tensor || context.facts.casts_through_pageable ||
-              context.facts.returns_weights_whole;
+              context.facts.returns_weights_whole || waits_for_gradients(context.facts);
      },
      [](Graph graph, const PassContext& context) {
        return host_copies_pass(std::move(graph), context.plan, context.facts);

@@ -4,7 +4,8 @@
 // some heads, after it another gives it all heads of its tokens back; the same for the gradients.
 // Ring attention (arXiv 2310.01889): each rank keeps its queries, and keys and values go round the
 // ring beside the computation. In the backward keys, values and their gradients go round. What a
-// rank attends for depends on which tokens it has (Plan::context_balance, passes/decoder/attention.cpp).
+// rank attends for depends on which tokens it has (Plan::context_balance,
+// passes/decoder/attention.cpp).
 //
 // A framework may exchange keys and values that it has repeated for all heads, and lay out what it
 // exchanges in passes of their own (StackFacts::repeats_keys_values, exchange_bytes).

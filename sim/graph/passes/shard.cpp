@@ -1,8 +1,9 @@
 // Pass `shard`: optimizer state split over the data-parallel ranks (ZeRO stages 1 and 2,
 // arXiv 1910.02054). Ranks are symmetric, so the graph is that of one rank: gradients of a bucket
-// are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
-// all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
-// GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
+// are reduce-scattered before they leave the GPU (or all-reduced, StackFacts::reduces_whole), every
+// rank steps its shard, and weights are all-gathered after they come home. Traffic to the CPU is
+// 1/P of the bucket on each rank. What the GPU steps is exchanged by the optimizer pass; here its
+// share of the work is taken.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -34,11 +35,13 @@ bool is_sharded(const Tensor& tensor) {
 
 class Shard {
  public:
-  Shard(Graph& graph, const Plan& plan)
+  Shard(Graph& graph, const Plan& plan, const StackFacts& facts)
       : graph_(graph),
         ranks_(replica_group(plan).ranks),
         stride_(replica_group(plan).stride),
+        all_({plan.replicas(), plan.tensor}),
         copies_(copies_group(plan)),
+        reduces_whole_(facts.reduces_whole),
         undo_(plan.optimizer.undo) {}
 
   void run() {
@@ -188,9 +191,15 @@ class Shard {
     std::vector<Access> far = take(op, Role::kSource);
     const TensorId shard = staging_of(op, far, TensorKind::kPacked, share);
     far.push_back(write(shard, Role::kDestination));
-    result.push_back(collective(CollectiveKind::kReduceScatter, op, exchanged_of(bucket, whole),
-                                std::move(far)));
-    if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, share));
+    const Bytes exchanged = exchanged_of(bucket, whole);
+    if (reduces_whole_) {
+      const CollectiveWork work{CollectiveKind::kAllReduce, exchanged, all_.ranks, all_.stride};
+      result.push_back(
+          collective_op(LaneKind::kDataNetwork, work, op.phase, op.label, std::move(far)));
+    } else {
+      result.push_back(collective(CollectiveKind::kReduceScatter, op, exchanged, std::move(far)));
+      if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, share));
+    }
     op.accesses.push_back(read(shard, Role::kSource));
     leaving_[op.label.bucket] = shard;
   }
@@ -235,7 +244,9 @@ class Shard {
   Graph& graph_;
   int64_t ranks_;
   int64_t stride_;
-  RankGroup copies_;
+  RankGroup all_;     // who reduce where each rank reduces all of a bucket
+  RankGroup copies_;  // who have the same share
+  bool reduces_whole_;
   UndoKind undo_;
   std::vector<std::optional<SharedBucket>> shared_;  // by bucket and one
   std::map<int32_t, TensorId> leaving_;  // by bucket: this rank's share of its gradient, on the GPU
@@ -243,8 +254,8 @@ class Shard {
 
 }  // namespace
 
-Graph shard_pass(Graph graph, const Plan& plan) {
-  Shard(graph, plan).run();
+Graph shard_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  Shard(graph, plan, facts).run();
   return graph;
 }
 

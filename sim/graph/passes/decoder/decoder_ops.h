@@ -1,7 +1,9 @@
 // The operations and tensors that a decoder is made of: norms, products and their gradients.
 //
 // Tensors are made by shape, operations by module; the letters of the shapes are those of
-// sim/spec/model.h. Will not do: say in what order they stand (sim/graph/passes/decoder/decoder.cpp).
+// sim/spec/model.h.
+//
+// Will not do: say in what order they stand (sim/graph/passes/decoder/decoder.cpp).
 #pragma once
 
 #include <optional>
