@@ -148,20 +148,10 @@ TEST(host_copies, gradients_that_the_gpu_casts_are_pinned_and_hold_up_nothing) {
   }
 }
 
-Bytes sent(const Graph& graph) {
-  return tiny::moved(graph, CopyDirection::kDeviceToHost, LaneKind::kCopyOut);
-}
-
 // Gradients on the lane by which they left, and the sums that others are added to.
 Bytes returned(const Graph& graph) {
   return tiny::moved(graph, CopyDirection::kHostToDevice, LaneKind::kCopyOut) +
          tiny::moved(graph, CopyDirection::kHostToDevice, LaneKind::kCopyIn);
-}
-
-int64_t parameters(const Graph& graph) {
-  int64_t count = 0;
-  for (const Bucket& bucket : graph.buckets) count += bucket.count;
-  return count;
 }
 
 int64_t casts_of_gradients_on_the_gpu(const Graph& graph) {
@@ -188,7 +178,7 @@ TEST(host_copies, gradients_are_cast_on_the_gpu_before_they_leave_where_a_framew
     facts.sends_wide_gradients = true;
     const Graph wide = build(tiny::model(), plan, facts);
     const auto buckets = static_cast<int64_t>(wide.buckets.size());
-    EXPECT_EQ(sent(wide), bytes_of(parameters(wide), DType::kF32));
+    EXPECT_EQ(tiny::sent(wide), bytes_of(tiny::parameters(wide), DType::kF32));
     EXPECT_EQ(casts_of_gradients_on_the_gpu(wide), buckets);
     EXPECT_EQ(casts_of_gradients_on_the_cpu(wide), 0);
     EXPECT_EQ(casts_of_gradients_on_the_cpu(narrow), cast == CastPlacement::kCpu ? buckets : 0);
@@ -211,21 +201,15 @@ TEST(host_copies, a_share_is_cast_after_it_was_scattered) {
     const Graph narrow = build(tiny::model(), plan, facts);
     facts.sends_wide_gradients = true;
     const Graph wide = build(tiny::model(), plan, facts);
-    const auto scattered = [](const Graph& graph) {
-      Bytes bytes;
-      for (const Op& op : graph.step.ops) {
-        const auto* work = std::get_if<CollectiveWork>(&op.work);
-        if (work != nullptr && work->kind == CollectiveKind::kReduceScatter) bytes += work->bytes;
-      }
-      return bytes;
-    };
-    EXPECT_EQ(scattered(wide), scattered(narrow)) << stage;
-    EXPECT_GT(scattered(wide), Bytes{}) << stage;
+    EXPECT_EQ(tiny::exchanged(wide, CollectiveKind::kReduceScatter),
+              tiny::exchanged(narrow, CollectiveKind::kReduceScatter))
+        << stage;
+    EXPECT_GT(tiny::exchanged(wide, CollectiveKind::kReduceScatter), Bytes{}) << stage;
     Bytes landed;
     for (const Tensor& tensor : wide.tensors) {
       if (tensor.kind == TensorKind::kBucketGradient) landed += tensor.bytes();
     }
-    EXPECT_EQ(sent(wide), landed) << stage;
+    EXPECT_EQ(tiny::sent(wide), landed) << stage;
     EXPECT_EQ(casts_of_gradients_on_the_gpu(wide), std::ssize(wide.buckets)) << stage;
   }
 }
@@ -242,9 +226,9 @@ TEST(host_copies, stage_3_sends_gradients_out_and_back_in_every_micro_batch) {
       plan.zero_stage = 3;
       plan.global_batch = ranks * micro_batches * plan.micro_batch.value();
       const Graph graph = build(tiny::model(), plan, facts);
-      const int64_t count = parameters(graph);
+      const int64_t count = tiny::parameters(graph);
       const Bytes narrow = bytes_of(count, plan.dtype);
-      EXPECT_EQ(sent(graph), narrow * micro_batches + bytes_of(count, DType::kF32));
+      EXPECT_EQ(tiny::sent(graph), narrow * micro_batches + bytes_of(count, DType::kF32));
       EXPECT_EQ(returned(graph), narrow * micro_batches);
       // Nothing but the sum itself is kept in the type of the weights.
       Bytes sums;
@@ -304,13 +288,10 @@ TEST(host_copies, stage_3_sends_out_and_back_also_what_the_gpu_steps) {
       plan.optimizer.sync = sync;
       plan.global_batch = micro_batches * plan.micro_batch.value();
       const Graph graph = build(tiny::model(), plan, facts);
-      const int64_t count = parameters(graph);
-      int64_t on_cpu = 0;
-      for (const Bucket& bucket : graph.buckets) {
-        if (bucket.site == Site::kCpu) on_cpu += bucket.count;
-      }
+      const int64_t count = tiny::parameters(graph);
+      const int64_t on_cpu = tiny::parameters(graph, Site::kCpu);
       EXPECT_LT(on_cpu, count);
-      EXPECT_EQ(sent(graph),
+      EXPECT_EQ(tiny::sent(graph),
                 bytes_of(count, plan.dtype) * micro_batches + bytes_of(on_cpu, DType::kF32));
       for (const Op& op : graph.step.ops) {
         if (op.kind != OpKind::kAdam) continue;

@@ -3,7 +3,6 @@
 // of what they share. (DeepSpeed, by version: sim/spec/stack.h and the sources of profiles/stacks.)
 #include <algorithm>
 #include <gtest/gtest.h>
-#include <optional>
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
@@ -29,18 +28,6 @@ StackFacts deepspeed() {
   return facts;
 }
 
-Bytes sent(const Graph& graph) {
-  return tiny::moved(graph, CopyDirection::kDeviceToHost, LaneKind::kCopyOut);
-}
-
-int64_t parameters(const Graph& graph, std::optional<Site> site = std::nullopt) {
-  int64_t count = 0;
-  for (const Bucket& bucket : graph.buckets) {
-    if (!site || bucket.site == *site) count += bucket.count;
-  }
-  return count;
-}
-
 // Operations that the next computation waits for although it reads nothing of theirs.
 int64_t waited_for(const Graph& graph, OpKind kind) {
   return std::count_if(graph.step.ops.begin(), graph.step.ops.end(), [&](const Op& op) {
@@ -51,7 +38,7 @@ int64_t waited_for(const Graph& graph, OpKind kind) {
   });
 }
 
-// Of tensors in CPU memory that are there all the time, beside the state of the optimizer.
+// Gradients in one memory and of one type that are there all the time.
 Bytes kept_gradients(const Graph& graph, Place place, DType type) {
   const std::vector<Life> lives = lives_of(graph);
   Bytes bytes;
@@ -92,7 +79,7 @@ TEST(sent_gradients, a_host_that_casts_does_so_as_they_land) {
     Plan plan = offloaded(3);
     plan.optimizer.cast = cast;
     const Graph graph = build(tiny::model(), plan, facts);
-    EXPECT_EQ(sent(graph), bytes_of(parameters(graph), plan.dtype) * 2);
+    EXPECT_EQ(tiny::sent(graph), bytes_of(tiny::parameters(graph), plan.dtype) * 2);
     int64_t casts = 0, pageable = 0;
     const size_t decided = tiny::first(graph, OpKind::kDecide);
     for (size_t i = 0; i < graph.step.ops.size(); ++i) {
@@ -124,18 +111,20 @@ TEST(sent_gradients, what_speculates_may_send_twice_and_nothing_back) {
     plan.optimizer.sync = SyncMode::kSpeculate;
     plan.optimizer.gpu_buckets = on_gpu;
     const Graph graph = build(tiny::model(), plan, facts);
-    EXPECT_EQ(sent(graph), bytes_of(parameters(graph, Site::kCpu), DType::kF32) * 2) << on_gpu;
+    EXPECT_EQ(tiny::sent(graph), bytes_of(tiny::parameters(graph, Site::kCpu), DType::kF32) * 2)
+        << on_gpu;
     EXPECT_EQ(tiny::moved(graph, CopyDirection::kHostToDevice, LaneKind::kCopyOut), Bytes{});
     EXPECT_EQ(kept_gradients(graph, Place::kDram, plan.dtype),
-              bytes_of(parameters(graph), plan.dtype));
+              bytes_of(tiny::parameters(graph), plan.dtype));
     plan.global_batch = 2 * plan.micro_batch.value();
     const Graph several = build(tiny::model(), plan, facts);
     EXPECT_GT(tiny::moved(several, CopyDirection::kHostToDevice, LaneKind::kCopyOut), Bytes{});
     plan.optimizer.sync = SyncMode::kWait;
     plan.global_batch = plan.micro_batch.value();
     const Graph waiting = build(tiny::model(), plan, facts);
-    EXPECT_EQ(sent(waiting), bytes_of(parameters(waiting), plan.dtype) +
-                                 bytes_of(parameters(waiting, Site::kCpu), DType::kF32));
+    EXPECT_EQ(tiny::sent(waiting),
+              bytes_of(tiny::parameters(waiting), plan.dtype) +
+                  bytes_of(tiny::parameters(waiting, Site::kCpu), DType::kF32));
   }
 }
 
@@ -153,7 +142,7 @@ TEST(sent_gradients, what_speculates_may_wait_for_a_bucket_and_copy_it_before_it
     const bool on_cpu = op.kind == OpKind::kScale && kind_of(op.lane) == LaneKind::kCpu;
     if (on_cpu) copied += std::get<BucketWork>(op.work).moved;
   }
-  EXPECT_EQ(copied, Bytes{8 * parameters(graph)});
+  EXPECT_EQ(copied, Bytes{8 * tiny::parameters(graph)});
 }
 
 // Stages below 3 look at what they send, in a pass of their own whose answer the host reads.
@@ -167,7 +156,7 @@ TEST(sent_gradients, a_host_that_looks_for_infinities_waits_below_stage_3) {
     for (const Op& op : graph.step.ops) {
       if (op.kind == OpKind::kSumOfSquares) moved += std::get<BucketWork>(op.work).moved;
     }
-    EXPECT_EQ(moved, Bytes{(stage < 3 ? 18 + 36 : 18) * parameters(graph)}) << stage;
+    EXPECT_EQ(moved, Bytes{(stage < 3 ? 18 + 36 : 18) * tiny::parameters(graph)}) << stage;
     EXPECT_EQ(waited_for(graph, OpKind::kSumOfSquares) > 0, stage < 3) << stage;
     EXPECT_EQ(waited_for(graph, OpKind::kCopy), 0) << stage;
   }
@@ -175,14 +164,6 @@ TEST(sent_gradients, a_host_that_looks_for_infinities_waits_below_stage_3) {
 
 // What the CPU steps like what the GPU does.
 TEST(sent_gradients, ranks_that_reduce_all_do_so_also_of_what_the_cpu_steps) {
-  const auto exchanged = [](const Graph& graph, CollectiveKind kind) {
-    Bytes bytes;
-    for (const Op& op : graph.step.ops) {
-      const auto* work = std::get_if<CollectiveWork>(&op.work);
-      if (work != nullptr && work->kind == kind) bytes += work->bytes;
-    }
-    return bytes;
-  };
   for (const int64_t stage : {1, 2}) {
     Plan plan = offloaded(stage);
     plan.devices = plan.data = 4;
@@ -191,11 +172,11 @@ TEST(sent_gradients, ranks_that_reduce_all_do_so_also_of_what_the_cpu_steps) {
     const Graph shares = build(tiny::model(), plan, facts);
     facts.reduces_whole = true;
     const Graph whole = build(tiny::model(), plan, facts);
-    EXPECT_GT(exchanged(shares, CollectiveKind::kReduceScatter), Bytes{});
-    EXPECT_EQ(exchanged(whole, CollectiveKind::kAllReduce),
-              exchanged(shares, CollectiveKind::kReduceScatter));
-    EXPECT_EQ(exchanged(whole, CollectiveKind::kReduceScatter), Bytes{});
-    EXPECT_EQ(sent(whole), sent(shares));
+    EXPECT_GT(tiny::exchanged(shares, CollectiveKind::kReduceScatter), Bytes{});
+    EXPECT_EQ(tiny::exchanged(whole, CollectiveKind::kAllReduce),
+              tiny::exchanged(shares, CollectiveKind::kReduceScatter));
+    EXPECT_EQ(tiny::exchanged(whole, CollectiveKind::kReduceScatter), Bytes{});
+    EXPECT_EQ(tiny::sent(whole), tiny::sent(shares));
   }
 }
 
@@ -208,7 +189,7 @@ TEST(sent_gradients, wide_gradients_of_what_the_gpu_steps_are_there_all_the_time
   for (const bool kept : {false, true}) {
     facts.keeps_gradient_buffer = kept;
     const Graph graph = build(tiny::model(), plan, facts);
-    const Bytes wide = bytes_of(parameters(graph, Site::kGpu), DType::kF32);
+    const Bytes wide = bytes_of(tiny::parameters(graph, Site::kGpu), DType::kF32);
     EXPECT_EQ(kept_gradients(graph, Place::kHbm, DType::kF32), kept ? wide : Bytes{});
   }
 }

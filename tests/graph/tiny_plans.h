@@ -1,6 +1,7 @@
 // Models and plans small enough to count their operations by hand.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "sim/graph/build.h"
@@ -40,6 +41,30 @@ inline Bytes moved(const Graph& graph, CopyDirection direction, LaneKind lane) {
     const bool state = work != nullptr && op.phase == Phase::kOptimizer && op.label.bucket >= 0;
     if (!state || holds_norms(graph, op)) continue;
     if (work->direction == direction && kind_of(op.lane) == lane) bytes += work->bytes;
+  }
+  return bytes;
+}
+
+// Of gradients that leave for the CPU.
+inline Bytes sent(const Graph& graph) {
+  return moved(graph, CopyDirection::kDeviceToHost, LaneKind::kCopyOut);
+}
+
+// Of all buckets, or of those that are stepped there.
+inline int64_t parameters(const Graph& graph, std::optional<Site> site = std::nullopt) {
+  int64_t found = 0;
+  for (const Bucket& bucket : graph.buckets) {
+    if (!site || bucket.site == *site) found += bucket.count;
+  }
+  return found;
+}
+
+// By the collectives of a kind.
+inline Bytes exchanged(const Graph& graph, CollectiveKind kind) {
+  Bytes bytes;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work != nullptr && work->kind == kind) bytes += work->bytes;
   }
   return bytes;
 }

@@ -285,15 +285,17 @@ void settle_sending(StackFacts& facts, const Plan& plan) {
   const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
   const bool speculates = plan.optimizer.sync == SyncMode::kSpeculate;
   // Whoever speculates this way does so in its stage 3, also where one rank has nothing to share.
-  const bool in_stage3 = plan.zero_stage == 3 || (speculates && plan.replicas() == 1);
-  if (!offloads || !in_stage3) facts.stage3_returns_gradients = false;
-  if (!offloads || in_stage3) facts.sent_overflow_bytes = 0;
-  if (!offloads || !in_stage3 || speculates) facts.stage3_sending = Stage3Sending::kAhead;
+  const bool is_stage3 = plan.zero_stage == 3 || (speculates && plan.replicas() == 1);
+  const bool in_stage3 = offloads && is_stage3;
+  const bool below = offloads && !is_stage3;
+  if (!in_stage3) facts.stage3_returns_gradients = false;
+  if (!below) facts.sent_overflow_bytes = 0;
+  if (!in_stage3 || speculates) facts.stage3_sending = Stage3Sending::kAhead;
   if (facts.stage3_sending == Stage3Sending::kCastByHost) facts.sends_wide_gradients = false;
   // A plan that is still to be completed has no micro-batch.
   const bool several = plan.micro_batch && plan.accumulation() > 1;
   const bool twice = facts.speculative_sending == SpeculativeSending::kTwice;
-  if (!offloads || !in_stage3 || !speculates || (twice && several)) {
+  if (!in_stage3 || !speculates || (twice && several)) {
     facts.speculative_sending = SpeculativeSending::kAsWaiting;
   }
 }

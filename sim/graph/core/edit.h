@@ -202,6 +202,10 @@ struct RankGroup {
 };
 // The ranks that share the state of the same weights, for collectives of sharded state.
 inline RankGroup replica_group(const Plan& plan) { return {plan.sharing(), plan.tensor}; }
+// Those that reduce the gradients of the same weights in one collective.
+inline RankGroup reducing_group(const Plan& plan, const StackFacts& facts) {
+  return facts.reduces_whole ? RankGroup{plan.replicas(), plan.tensor} : replica_group(plan);
+}
 // Of `ranks` that share state, those that hold the same of this module; its dense parts, where it
 // has experts, are counted with them.
 inline int64_t sharing_of(const Module& module, int64_t ranks) {

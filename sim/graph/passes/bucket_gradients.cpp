@@ -43,8 +43,7 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   append_modules(accesses, b, module_gradient_, gradient);
   if (t.reduced >= 0) accesses.push_back(write(t.reduced, Role::kDestination));
   const bool whole = plan_.zero_stage == 0 || facts_.reduces_whole;
-  const RankGroup ranks =
-      facts_.reduces_whole ? RankGroup{plan_.replicas(), plan_.tensor} : replica_group(plan_);
+  const RankGroup ranks = reducing_group(plan_, facts_);
   const CollectiveKind kind = whole ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
   const bool wide = facts_.reduction == GradientPrecision::kF32;
   const auto [group, bytes] =

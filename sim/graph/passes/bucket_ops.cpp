@@ -260,27 +260,26 @@ std::vector<Op> BucketOps::step_of(int32_t b) {
   const TensorId gradient = t.gradient32 >= 0 ? t.gradient32 : t.landed;
   const bool decided = sync() != SyncMode::kSpeculate;  // else no clip factor is known yet
   if (facts_.separate_unscale && decided && gradient >= 0) ops.push_back(unscale(b, gradient));
-  if (!decided && gradient >= 0) append_step_copy(ops, b, gradient);
+  if (facts_.step_copy_bytes > 0 && !decided && gradient >= 0) {
+    ops.push_back(cpu_pass(b, facts_.step_copy_bytes, 0, update(gradient, Role::kGradient)));
+  }
   ops.push_back(adam(b, gradient, decided));
   append_cast_of_weights(ops, b);
   if (rests) ops.push_back(move_state(b, Arrival::kOut));
   return ops;
 }
 
-void BucketOps::append_step_copy(std::vector<Op>& ops, int32_t b, TensorId gradient) const {
-  if (facts_.step_copy_bytes == 0) return;
-  const DType type = graph_.tensor(gradient).dtype;
-  const int64_t count = bucket(b).count;
-  const BucketWork work{count, type, type, Site::kCpu, {count * facts_.step_copy_bytes}};
-  ops.push_back(op(OpKind::kScale, LaneKind::kCpu, b, work, {update(gradient, Role::kGradient)}));
+Op BucketOps::cpu_pass(int32_t b, int64_t bytes, int64_t core_percent, const Access& access) const {
+  const DType type = graph_.tensor(access.tensor).dtype;
+  BucketWork work{bucket(b).count, type, type, Site::kCpu, {bucket(b).count * bytes}};
+  work.core_percent = core_percent;
+  return op(OpKind::kScale, LaneKind::kCpu, b, work, {access});
 }
 
 std::vector<Op> BucketOps::return_passes(int32_t b) const {
   if (facts_.return_bytes == 0 || bucket(b).site == Site::kGpu) return {};
-  const DType type = graph_.tensor(bucket(b).master).dtype;
-  BucketWork work{bucket(b).count, type, type, Site::kCpu, {bucket(b).count * facts_.return_bytes}};
-  work.core_percent = facts_.return_core_percent;
-  return {op(OpKind::kScale, LaneKind::kCpu, b, work, {update(bucket(b).master, Role::kMaster)})};
+  return {cpu_pass(b, facts_.return_bytes, facts_.return_core_percent,
+                   update(bucket(b).master, Role::kMaster))};
 }
 
 std::vector<Op> BucketOps::gather_of(int32_t b) const {

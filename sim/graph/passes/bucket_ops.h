@@ -136,8 +136,9 @@ class BucketOps {
   void append_cast_of_weights(std::vector<Op>& ops, int32_t b) const;
   Op cast_of_gradient(int32_t b) const;
   bool host_casts_gradients() const { return facts_.stage3_sending == Stage3Sending::kCastByHost; }
-  // A copy of a gradient that who steps it makes in CPU memory before.
-  void append_step_copy(std::vector<Op>& ops, int32_t b, TensorId gradient) const;
+  // A pass of its own in CPU memory that moves so many bytes for each element, on so many percent
+  // of the cores (0: all).
+  Op cpu_pass(int32_t b, int64_t bytes, int64_t core_percent, const Access& access) const;
   // The loss scale and the clip factor, in a pass of their own.
   Op unscale(int32_t b, TensorId gradient) const;
   // What passes of their own do to gradients before they are reduced.

@@ -85,14 +85,16 @@ void return_whole(Graph& graph) {
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
   const bool by_tensor = facts.stage3_copies_by_tensor && plan.zero_stage == 3;
   const bool host_casts = facts.stage3_sending == Stage3Sending::kCastByHost;
-  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+  const bool casts_here = cast_on_cpu(plan) && facts.casts_through_pageable;
+  const bool any = by_tensor || casts_here || waits_for_gradients(facts);
+  for (size_t i = 0; any && i < graph.step.ops.size(); ++i) {
     Op& op = graph.step.ops[i];
     const bool held_up = holds_up_host(graph, op, facts);
     if (moves_parameters(graph, op)) {
       CopyWork& work = std::get<CopyWork>(op.work);
       const bool gradients = (facts.sends_wide_gradients || host_casts) && moves_gradients(op);
-      const bool narrow = gradients ? host_casts && held_up : cast_on_cpu(plan);
-      const bool pageable = narrow && facts.casts_through_pageable;
+      const bool pageable =
+          gradients ? host_casts && held_up && facts.casts_through_pageable : casts_here;
       if (by_tensor && (gradients || pageable)) work.calls = tensors_in(graph, op);
       if (pageable) work.host = HostMemory::kPageable;
       if (pageable && by_tensor && !held_up) hold_up_computation(graph, i);

@@ -37,9 +37,8 @@ class Shard {
  public:
   Shard(Graph& graph, const Plan& plan, const StackFacts& facts)
       : graph_(graph),
-        ranks_(replica_group(plan).ranks),
-        stride_(replica_group(plan).stride),
-        all_({plan.replicas(), plan.tensor}),
+        sharing_(replica_group(plan)),
+        reducing_(reducing_group(plan, facts)),
         copies_(copies_group(plan)),
         reduces_whole_(facts.reduces_whole),
         undo_(plan.optimizer.undo) {}
@@ -48,13 +47,14 @@ class Shard {
     for (Tensor& tensor : graph_.tensors) {
       if (!is_sharded(tensor)) continue;
       if (tensor.kind == TensorKind::kUndoRecord) {
-        const Bytes bytes = undo_bytes_of_share(graph_, tensor.label.bucket, undo_, ranks_);
+        const Bytes bytes = undo_bytes_of_share(graph_, tensor.label.bucket, undo_, sharing_.ranks);
         tensor.elements = div_ceil(bytes.count, size_of(tensor.dtype));
         continue;
       }
-      tensor.elements = tensor.kind == TensorKind::kState
-                            ? share_of_state(tensor.label.bucket, tensor.elements)
-                            : share_of(shared(tensor.label.bucket), tensor.elements, ranks_);
+      tensor.elements =
+          tensor.kind == TensorKind::kState
+              ? share_of_state(tensor.label.bucket, tensor.elements)
+              : share_of(shared(tensor.label.bucket), tensor.elements, sharing_.ranks);
     }
     graph_.step.ops = rewrite(std::move(graph_.step.ops), Staging::kOfItsOwn);
     graph_.repair.ops = rewrite(std::move(graph_.repair.ops), Staging::kNone);
@@ -91,8 +91,8 @@ class Shard {
         const int32_t bucket = op.label.bucket;
         const bool leaves = op.kind == OpKind::kCast && work->site == Site::kGpu;
         if (leaves) scatter(op, bytes_of(work->elements, work->from), result);
-        work->elements = share_of(shared(bucket), work->elements, ranks_);
-        work->moved = {share_of(shared(bucket), work->moved.count, ranks_)};
+        work->elements = share_of(shared(bucket), work->elements, sharing_.ranks);
+        work->moved = {share_of(shared(bucket), work->moved.count, sharing_.ranks)};
         if (op.kind == OpKind::kSumOfSquares) read_shard(op);
       }
       result.push_back(std::move(op));
@@ -116,7 +116,7 @@ class Shard {
   // Of several arrays as long as the bucket, each of which is shared by itself.
   int64_t share_of_state(int32_t bucket, int64_t whole) {
     const int64_t count = graph_.bucket(bucket).count;
-    return div_exact(whole, count) * share_of(shared(bucket), count, ranks_);
+    return div_exact(whole, count) * share_of(shared(bucket), count, sharing_.ranks);
   }
 
   // Everything but the handful of norms, and sums of gradients that return to be added to: those
@@ -134,17 +134,16 @@ class Shard {
     });
   }
 
-  Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
-                std::vector<Access> accesses) const {
-    const CollectiveWork work{kind, bytes, ranks_, stride_};
+  static Op collective(CollectiveKind kind, const RankGroup& group, const Op& like, Bytes bytes,
+                       std::vector<Access> accesses) {
+    const CollectiveWork work{kind, bytes, group.ranks, group.stride};
     return collective_op(LaneKind::kDataNetwork, work, like.phase, like.label, std::move(accesses));
   }
 
   // Ranks with the same share add up what their groups have.
   Op sum_over_copies(const Op& like, TensorId shard, Bytes bytes) const {
-    const CollectiveWork work{CollectiveKind::kAllReduce, bytes, copies_.ranks, copies_.stride};
-    return collective_op(LaneKind::kDataNetwork, work, like.phase, like.label,
-                         {update(shard, Role::kSource)});
+    return collective(CollectiveKind::kAllReduce, copies_, like, bytes,
+                      {update(shard, Role::kSource)});
   }
 
   // A copy home of a repair: into the shard's part of what is gathered then.
@@ -152,14 +151,14 @@ class Shard {
     CopyWork& work = std::get<CopyWork>(op.work);
     CHECK(work.direction == CopyDirection::kHostToDevice);
     const Bytes whole = exchanged_of(shared(op.label.bucket), work.bytes);
-    work.bytes = {share_of(shared(op.label.bucket), work.bytes.count, ranks_)};
+    work.bytes = {share_of(shared(op.label.bucket), work.bytes.count, sharing_.ranks)};
     std::vector<Access> gathered;
     for (Access access : op.accesses) {
       if (access.role != Role::kDestination) continue;
       access.mode = AccessMode::kReadWrite;
       gathered.push_back(access);
     }
-    Op gather = collective(CollectiveKind::kAllGather, op, whole, std::move(gathered));
+    Op gather = collective(CollectiveKind::kAllGather, sharing_, op, whole, std::move(gathered));
     result.push_back(std::move(op));
     result.push_back(std::move(gather));
   }
@@ -168,7 +167,7 @@ class Shard {
   void shard_copy(Op op, std::vector<Op>& result) {
     CopyWork& work = std::get<CopyWork>(op.work);
     const Bytes whole = work.bytes;
-    work.bytes = {share_of(shared(op.label.bucket), whole.count, ranks_)};
+    work.bytes = {share_of(shared(op.label.bucket), whole.count, sharing_.ranks)};
     if (work.direction == CopyDirection::kDeviceToHost) {
       if (!was_scattered(op)) scatter(op, whole, result);
       result.push_back(std::move(op));
@@ -178,7 +177,7 @@ class Shard {
     const TensorId shard = staging_of(op, far, TensorKind::kArriving, work.bytes);
     op.accesses.push_back(write(shard, Role::kDestination));
     far.push_back(read(shard, Role::kSource));
-    Op gather = collective(CollectiveKind::kAllGather, op,
+    Op gather = collective(CollectiveKind::kAllGather, sharing_, op,
                            exchanged_of(shared(op.label.bucket), whole), std::move(far));
     result.push_back(std::move(op));
     result.push_back(std::move(gather));
@@ -187,19 +186,14 @@ class Shard {
   // Before `op`, by which the gradient of a bucket leaves: it reads this rank's share instead.
   void scatter(Op& op, Bytes whole, std::vector<Op>& result) {
     const SharedBucket& bucket = shared(op.label.bucket);
-    const Bytes share{share_of(bucket, whole.count, ranks_)};
+    const Bytes share{share_of(bucket, whole.count, sharing_.ranks)};
     std::vector<Access> far = take(op, Role::kSource);
     const TensorId shard = staging_of(op, far, TensorKind::kPacked, share);
     far.push_back(write(shard, Role::kDestination));
-    const Bytes exchanged = exchanged_of(bucket, whole);
-    if (reduces_whole_) {
-      const CollectiveWork work{CollectiveKind::kAllReduce, exchanged, all_.ranks, all_.stride};
-      result.push_back(
-          collective_op(LaneKind::kDataNetwork, work, op.phase, op.label, std::move(far)));
-    } else {
-      result.push_back(collective(CollectiveKind::kReduceScatter, op, exchanged, std::move(far)));
-      if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, share));
-    }
+    const CollectiveKind kind =
+        reduces_whole_ ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+    result.push_back(collective(kind, reducing_, op, exchanged_of(bucket, whole), std::move(far)));
+    if (copies_.ranks > 1 && !reduces_whole_) result.push_back(sum_over_copies(op, shard, share));
     op.accesses.push_back(read(shard, Role::kSource));
     leaving_[op.label.bucket] = shard;
   }
@@ -237,14 +231,13 @@ class Shard {
     const auto index = static_cast<size_t>(bucket + 1);
     if (shared_.size() <= index) shared_.resize(graph_.buckets.size() + 1);
     std::optional<SharedBucket>& found = shared_[index];
-    if (!found) found = shared_bucket(graph_, bucket, ranks_);
+    if (!found) found = shared_bucket(graph_, bucket, sharing_.ranks);
     return *found;
   }
 
   Graph& graph_;
-  int64_t ranks_;
-  int64_t stride_;
-  RankGroup all_;     // who reduce where each rank reduces all of a bucket
+  RankGroup sharing_;
+  RankGroup reducing_;
   RankGroup copies_;  // who have the same share
   bool reduces_whole_;
   UndoKind undo_;
