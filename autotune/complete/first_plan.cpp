@@ -6,6 +6,7 @@
 #include "autotune/complete/complete.h"
 #include "autotune/complete/layouts/open_layouts.h"
 #include "sim/base/error.h"
+#include "sim/base/stop.h"
 
 namespace ballast {
 namespace {
@@ -46,11 +47,12 @@ void begin_with_first_plan(Setting like, const std::vector<Plan>& layouts,
       return asked || (options.deadline_s && seconds() > share * *options.deadline_s);
     };
   };
-  const std::vector<OpenLayout> judged = of_short_rings(
-      judged_layouts(like, layouts, measurements, after(kShareOfJudging), options.layers));
-  for (Plan& plan : first_plans(judged, measurements, after(kShareOfDeadline))) {
-    options.starts.push_back(std::move(plan));
-  }
+  const auto found = unless_stopped(options.interrupted, [&] {
+    const std::vector<OpenLayout> judged = of_short_rings(
+        judged_layouts(like, layouts, measurements, after(kShareOfJudging), options.layers));
+    return first_plans(judged, measurements, after(kShareOfDeadline));
+  });
+  if (found) options.starts.insert(options.starts.end(), found->begin(), found->end());
   if (options.deadline_s) *options.deadline_s = std::max(*options.deadline_s - seconds(), 0.0);
 }
 

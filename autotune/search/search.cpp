@@ -1,9 +1,8 @@
 #include "autotune/search/search.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <fmt/format.h>
+#include <functional>
 #include <memory>
 #include <queue>
 #include <set>
@@ -16,7 +15,9 @@
 #include "autotune/search/infeasible.h"
 #include "autotune/search/search_queue.h"
 #include "autotune/search/shared_spaces.h"
+#include "autotune/search/stop_watch.h"
 #include "sim/base/parallel.h"
+#include "sim/base/stop.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
 #include "sim/spec/knobs.h"
@@ -31,13 +32,10 @@ constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
 constexpr size_t kEnumeratedAtOnce = 64;
-constexpr double kLongRound_s = 0.2;  // the round after it is cut short where it must stop
 // Plans of the most promising cells that are tried at once, so that there is a best early: of so
 // many with the least work, those with the least bounds.
 constexpr size_t kPlansOfAProbe = 32;
 constexpr size_t kMostProbes = 4;
-
-using Clock = std::chrono::steady_clock;
 
 class Search {
  public:
@@ -72,7 +70,6 @@ class Search {
   }
   Rank rank_of(const PlanId& id, Duration time) const { return {time, moving_parts(plan(id)), id}; }
   bool must_stop();
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
   void enumerate_all();
   void branch_and_bound();
@@ -111,7 +108,7 @@ class Search {
   LayerProfiles& layers_;
   StepFloors floors_;
   Usable usable_{};
-  const Clock::time_point begin_ = Clock::now();
+  const StopWatch watch_{options_};
 
   std::vector<Region> regions_;
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
@@ -121,7 +118,6 @@ class Search {
   bool filled_ = false;               // the queue, with every plan that bounds may rule out
   size_t probes_ = 0;
   int64_t stalled_ = 0;              // simulations since the best was found
-  double round_s_ = 0;               // that the last round of simulations took
   std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
   Infeasible infeasible_;
   SearchResult result_;
@@ -157,11 +153,8 @@ SearchResult Search::run() {
 // Asked before every round; what ended the search stays.
 bool Search::must_stop() {
   if (result_.stop != SearchStop::kNone) return true;
-  if (options_.interrupted && options_.interrupted()) {
-    result_.stop = SearchStop::kInterrupt;
-  } else if (options_.deadline_s && seconds() > *options_.deadline_s) {
-    result_.stop = SearchStop::kDeadline;
-  } else if (options_.patience > 0 && stalled_ >= options_.patience) {
+  result_.stop = watch_.asked_to_stop();
+  if (result_.stop == SearchStop::kNone && options_.patience > 0 && stalled_ >= options_.patience) {
     result_.stop = SearchStop::kPatience;
   }
   return result_.stop != SearchStop::kNone;
@@ -466,19 +459,15 @@ void Search::push(const Rank& rank, Granularity granularity) {
   queue_.push({rank, granularity});
 }
 
-// What a round that is cut short leaves waits in the queue; a thread is at one plan at a time.
+// What a round that is cut short leaves waits in the queue.
 void Search::simulate_all(const std::vector<Rank>& plans) {
   std::vector<std::optional<Outcome>> outcomes(plans.size());
-  const double begin = seconds();
-  std::atomic<bool> is_cut = false;
-  const auto work = [&](size_t i) {
-    if (!is_cut) outcomes[i] = evaluate(plans[i].id);
-  };
-  parallel_for(plans.size(), threads_, work, [&](size_t, size_t finished) {
-    const bool any_left = finished + static_cast<size_t>(threads_) <= plans.size();
-    if (round_s_ > kLongRound_s && any_left && must_stop()) is_cut = true;
+  SharedStop stop(watch_);
+  const std::function<bool()> is_cut = [&] { return stop.must_stop(); };
+  parallel_for(plans.size(), threads_, [&](size_t i) {
+    outcomes[i] = unless_stopped(is_cut, [&] { return evaluate(plans[i].id); });
   });
-  round_s_ = seconds() - begin;
+  if (stop.stop() != SearchStop::kNone) result_.stop = stop.stop();
   for (size_t i = 0; i < plans.size(); ++i) {
     if (outcomes[i]) {
       record(plans[i].id, *std::move(outcomes[i]));
@@ -569,7 +558,7 @@ void Search::finish() {
   result_.not_looked_at = result_.complete() ? 0 : filled_ ? undecided() : left;
   result_.bounded = left - result_.not_looked_at;
   result_.reasons = infeasible_.reasons();
-  result_.seconds = seconds();
+  result_.seconds = watch_.seconds();
 }
 
 }  // namespace

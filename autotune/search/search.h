@@ -61,8 +61,8 @@ inline std::string_view to_string(SearchStop value) {
 struct SearchOptions {
   int threads = 0;                   // 0: all cores
   std::optional<double> deadline_s;  // stop then with the best so far
-  // The same where this says so, once and for all; asked before every round of work, in the middle
-  // of one where rounds take long, and on any thread while spaces are made.
+  // The same where this says so, once and for all; asked before every round of work, and by any
+  // thread in the midst of a simulation, which is then given up, and while spaces are made.
   std::function<bool()> interrupted;
   // Plans that can be faster than the best by less than this share are not simulated. 0: exact.
   double tolerance = 0;

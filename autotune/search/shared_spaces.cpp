@@ -27,9 +27,12 @@ std::vector<SharedSpace> shared_spaces(const Model& model, const std::vector<Pla
                                        const std::function<bool()>& interrupted) {
   const auto must_stop = [&] { return interrupted && interrupted(); };
   std::map<std::string, SharedSpace> spaces;
+  std::vector<const SharedSpace*> of_layouts;
   Tasks tasks;
   for (const Plan& layout : layouts) {
+    if (must_stop()) return {};
     const auto [found, is_new] = spaces.try_emplace(space_key(layout));
+    of_layouts.push_back(&found->second);
     if (!is_new) continue;
     tasks.push_back([&, &shared = found->second] {
       if (must_stop()) return;
@@ -40,7 +43,8 @@ std::vector<SharedSpace> shared_spaces(const Model& model, const std::vector<Pla
   run_all(tasks, threads);
   if (must_stop()) return {};
   std::vector<SharedSpace> result;
-  for (const Plan& layout : layouts) result.push_back(spaces.at(space_key(layout)));
+  result.reserve(layouts.size());
+  for (const SharedSpace* shared : of_layouts) result.push_back(*shared);
   return result;
 }
 

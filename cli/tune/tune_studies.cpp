@@ -10,6 +10,7 @@
 #include "cli/text/tables.h"
 #include "cli/tune/tune_output.h"
 #include "sim/base/error.h"
+#include "sim/base/stop.h"
 
 namespace ballast {
 namespace {
@@ -270,10 +271,13 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
         setting.plan = resolve_plan(request);
         setting.open = open_layout(flags.plan, setting.plan);
         if (setting.open.empty()) check(setting.plan, setting.model);
-        const Verdict found = fits_at_all(setting, cache.interruption());
-        verdict.fits = found.fits;
-        verdict.reason = found.reason;
-        verdict.lacks = shortfalls(found.peaks, setting.machine);
+        const std::function<bool()> must_stop = cache.interruption();
+        if (const auto found =
+                unless_stopped(must_stop, [&] { return fits_at_all(setting, must_stop); })) {
+          verdict.fits = found->fits;
+          verdict.reason = found->reason;
+          verdict.lacks = shortfalls(found->peaks, setting.machine);
+        }
       }
     } catch (const Error& error) {
       verdict.reason = error.what();

@@ -27,9 +27,11 @@ bool is_of_ballast(const Setting& setting) { return setting.stack.name == kBalla
 
 }  // namespace
 
-double studies_seconds(const TuneFlags& flags, double taken) {
+double studies_seconds(const TuneFlags& flags, double taken, size_t searches) {
   const double left = flags.deadline_s - taken;
-  return left > 0 ? left : (1 - kSearchShare) * flags.deadline_s;
+  if (left > 0) return left;
+  const bool is_beyond_one = searches > 1 || flags.loop.plans;
+  return is_beyond_one ? (1 - kSearchShare) * flags.deadline_s : 0;
 }
 
 SearchCacheOptions search_cache_options(const TuneFlags& flags) {
@@ -46,7 +48,8 @@ Tuner::Tuner(Setting setting, TuneFlags& flags, SearchCache& cache)
       cache_(cache),
       space_(open_knobs_of(flags).space(of_)),
       timed_(is_of_ballast(of_) && (of_.plan.machine == kHere || flags.loop.plans)),
-      measurements_(measurements_of(of_.machine, flags.store)) {}
+      measurements_(measurements_of(of_.machine, flags.store)),
+      spent_on_space_(Clock::now() - began_) {}
 
 SearchQuestion Tuner::question(const std::string& label) const {
   SearchQuestion question{label, of_.model, of_.machine, space_, of_.stack};
@@ -57,15 +60,15 @@ SearchQuestion Tuner::question(const std::string& label) const {
 }
 
 double Tuner::taken_s() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  return std::chrono::duration<double>(Clock::now() - began_).count();
 }
 
 bool Tuner::is_out_of_time() const { return taken_s() > kSearchShare * flags_.deadline_s; }
 
 SearchResult Tuner::run(const std::string& label) {
-  began_ = std::chrono::steady_clock::now();
+  began_ = Clock::now() - spent_on_space_;
   if (timed_) measure_space();
-  if (timed_) cache_.set_spent(taken_s());
+  cache_.set_spent(taken_s());
   SearchResult found = cache_.ask(question(label), measurements_);
   for (int round = 1; round < kMostRounds && measure_top(found); ++round) {
     cache_.set_spent(taken_s());

@@ -40,20 +40,24 @@ class Tuner {
   bool measure(const Plan& plan, const std::function<bool()>& must_stop);
   bool measure_top(const SearchResult& found);
 
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point began_ = Clock::now();  // first its space, then the search under way
   Setting of_;
   TuneFlags& flags_;
   SearchCache& cache_;
   SearchSpace space_;
   bool timed_;  // operations of the device at hand
   Measurements measurements_;
-  std::chrono::steady_clock::time_point began_{};  // of the search under way
+  Clock::duration spent_on_space_{};
   std::vector<std::string> notes_;
 };
 
 // The options of every search that these flags ask for.
 SearchCacheOptions search_cache_options(const TuneFlags& flags);
 // What is left of --deadline for the studies of what a tune found that has taken so long; after
-// several searches, which took longer together, what each leaves of it. Seconds.
-double studies_seconds(const TuneFlags& flags, double taken);
+// several searches, or where plans were run, which took longer together, what each search leaves of
+// it. Seconds.
+double studies_seconds(const TuneFlags& flags, double taken, size_t searches);
 
 }  // namespace ballast

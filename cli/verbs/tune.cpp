@@ -12,6 +12,7 @@
 #include "cli/tune/tune_sizes.h"
 #include "cli/tune/tune_studies.h"
 #include "profiles/load.h"
+#include "sim/base/stop.h"
 #include "sim/spec/caveats.h"
 
 namespace ballast {
@@ -49,13 +50,12 @@ Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Cand
   if (const auto solver = study_sppo_solver(tuner, best, cache)) {
     studies.add("sppo_solver", solver_json(*solver), solver_text(*solver));
   }
-  if (!cache.must_stop()) {
+  const auto outcome = unless_stopped(
+      cache.interruption(), [&] { return study_as_framework(tuner.with(best.plan), tuner); });
+  if (outcome && *outcome) {
     const bool of_ballast = flags.framework.name == kBallastStack;
-    const auto outcome = study_as_framework(tuner.with(best.plan), tuner);
-    if (outcome) {
-      studies.add(of_ballast ? "typical" : "outcome", outcome_json(*outcome),
-                  as_framework_text(*outcome));
-    }
+    studies.add(of_ballast ? "typical" : "outcome", outcome_json(**outcome),
+                as_framework_text(**outcome));
   }
   const std::vector<StrategyVerdict> verdicts =
       study_strategies(flags, tuner.with(best.plan), cache);
@@ -168,10 +168,14 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
 }
 
 // Of the best plan, as the search knew it: what `predict` says of it too.
-std::optional<Bottlenecks> limits_of(const Setting& best, const Measurements& measurements) {
-  const Prediction prediction =
-      predict(best.model, best.plan, best.machine, best.stack, &measurements);
-  return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
+std::optional<Bottlenecks> limits_of(const Setting& best, const Measurements& measurements,
+                                     const SearchCache& cache) {
+  const auto found = unless_stopped(cache.interruption(), [&] {
+    const Prediction prediction =
+        predict(best.model, best.plan, best.machine, best.stack, &measurements);
+    return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
+  });
+  return found ? *found : std::nullopt;
 }
 
 // What the strategy that was named says otherwise: a search may choose how much happens at once.
@@ -261,8 +265,8 @@ int run_tune(Words words) {
   const FoundFiles files = write_found(best, {flags.plan_out, flags.plan.set, flags.store, stack});
   json["predict"] = files.predict;
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - began;
-  cache.limit_studies(studies_seconds(flags, taken.count()));
-  const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements());
+  cache.limit_studies(studies_seconds(flags, taken.count(), tuned.points.size()));
+  const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements(), cache);
   json["bottlenecks"] = bottlenecks_json(limits);
   json["store"] = store_path(flags.store);
   const Studies studies = run_studies(flags, tuned, *found.best, cache);
@@ -280,7 +284,9 @@ int run_tune(Words words) {
              limits ? bottlenecks_text(limits) : std::string());
   if (!measured || measured->measured.empty()) {
     fmt::print("{}", ranking_text(found, flags.top));
-    if (!cache.must_stop()) fmt::print("{}", why_text(best, found, tuner.measurements()));
+    const auto why = unless_stopped(cache.interruption(),
+                                    [&] { return why_text(best, found, tuner.measurements()); });
+    if (why) fmt::print("{}", *why);
   }
   fmt::print("{}{}\n{}{}", infeasible_text(found, best.stack), studies.text, text_of_cache(cache),
              text_of(files));

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "sim/base/stop.h"
+
 namespace ballast {
 
 int hardware_threads() {
@@ -32,7 +34,11 @@ void parallel_for(size_t count, int threads, const std::function<void(size_t)>& 
   };
   std::vector<std::thread> helpers;
   const size_t wanted = std::min(count, static_cast<size_t>(std::max(threads, 1)));
-  for (size_t t = 1; t < wanted; ++t) helpers.emplace_back(run);
+  const auto help = [&run, scope = current_stop_scope()] {
+    ask_stop_scope(scope);
+    run();
+  };
+  for (size_t t = 1; t < wanted; ++t) helpers.emplace_back(help);
   run();
   for (std::thread& helper : helpers) helper.join();
   if (failure) std::rethrow_exception(failure);

@@ -1,4 +1,5 @@
-// Runs a function for many indices on a few threads.
+// Runs a function for many indices on a few threads, which ask their caller's stop scope
+// (sim/base/stop.h).
 #pragma once
 
 #include <cstddef>

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "sim/base/stop.h"
 #include "sim/engine/clock/host_queue.h"
 #include "sim/engine/clock/next_event.h"
 #include "sim/engine/sharing/sharing.h"
@@ -13,6 +14,7 @@
 namespace ballast {
 namespace {
 
+constexpr int64_t kInstantsBetweenStops = 1024;  // a fraction of a millisecond
 constexpr double kSettled = 1e-6;  // relative difference of periods that count as equal
 
 struct Times {
@@ -237,7 +239,8 @@ Engine::Engine(const Program& program, int32_t lanes, const CostTable& costs,
 
 Timeline Engine::run() {
   handle_events_at(now_);
-  while (!finished_) {
+  for (int64_t instants = 0; !finished_; ++instants) {
+    if (instants % kInstantsBetweenStops == 0) stop_point();
     const std::optional<int32_t> next = events_.first();
     CHECK(next.has_value());  // else the lanes wait for one another in a circle
     handle_events_at(events_.time_of(*next));

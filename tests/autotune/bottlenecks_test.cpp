@@ -3,14 +3,17 @@
 #include "sim/engine/bottlenecks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <gtest/gtest.h>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
 
 #include "profiles/load.h"
 #include "sim/base/error.h"
+#include "sim/base/stop.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {
@@ -361,6 +364,23 @@ TEST(Bottlenecks, have_the_step_time_that_a_sensitivity_has_for_the_same_plan) {
       if (time) EXPECT_EQ(*time, whole.step_time) << figure.key << factor;
     }
   }
+}
+
+TEST(Bottlenecks, that_are_stopped_anywhere_are_none) {
+  const Case one = small_case(fixed_plan(), gpu_machine());
+  std::atomic<int> asked = 0;
+  const auto stopped_at = [&](int most) {
+    asked = 0;
+    return unless_stopped([&asked, most] { return ++asked > most; },
+                          [&] { return bottlenecks(one.step()); });
+  };
+  const std::optional<Bottlenecks> whole = stopped_at(std::numeric_limits<int>::max());
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->all_rates, bottlenecks(one.step()).all_rates);
+  const int most = asked;
+  ASSERT_GE(most, 20);  // simulations
+  for (int few = 0; few < most; ++few) EXPECT_FALSE(stopped_at(few)) << few;
+  EXPECT_TRUE(stopped_at(most));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "autotune/search/search.h"
 
 #include <gtest/gtest.h>
+#include <limits>
 
 #include "autotune/search/evaluate.h"
 #include "sim/base/error.h"
@@ -323,17 +324,25 @@ TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
   EXPECT_FALSE(result.proven_within);
 }
 
-// Asked so many times before it is interrupted, a search stops there, asks no more, and what it
-// claims to have proven by then holds.
-TEST(Search, interruption_is_seen_before_every_round_and_leaves_the_best_so_far) {
-  const SearchResult whole = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), {});
+// Asked so many times before it is interrupted, between two rounds or in the midst of a simulation,
+// a search stops there, asks no more, and what it claims to have proven by then holds.
+TEST(Search, interruption_is_seen_anywhere_and_leaves_the_best_so_far) {
+  constexpr int kTries = 100;
+  int asked = 0;
+  int before = std::numeric_limits<int>::max();
+  SearchOptions options;
+  options.threads = 1;
+  options.interrupted = [&] { return asked++ == before; };
+  const SearchResult whole = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
+  const int most = asked;
+  ASSERT_GT(most, kTries);
+  EXPECT_EQ(whole.simulated,
+            run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), {}).simulated);
   int64_t simulated = 0;
   int with_a_best = 0;
-  for (int rounds = 0;; ++rounds) {
-    ASSERT_LT(rounds, 1000);
-    int asked = 0;
-    SearchOptions options;
-    options.interrupted = [&] { return asked++ == rounds; };
+  for (int i = 0; i <= kTries; ++i) {
+    asked = 0;
+    before = i * most / kTries;
     const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
     EXPECT_GE(result.simulated, simulated);
     simulated = result.simulated;
@@ -342,12 +351,10 @@ TEST(Search, interruption_is_seen_before_every_round_and_leaves_the_best_so_far)
     // Nothing is ruled out before there is a best.
     if (!result.best) EXPECT_EQ(result.bounded, 0);
     EXPECT_EQ(result.not_looked_at > 0, !result.complete());
-    if (result.complete()) {
-      EXPECT_EQ(asked, rounds);
-      break;
-    }
+    EXPECT_EQ(result.complete(), i == kTries);
+    EXPECT_EQ(asked, result.complete() ? most : before + 1);
+    if (result.complete()) continue;
     EXPECT_EQ(result.stop, SearchStop::kInterrupt);
-    EXPECT_EQ(asked, rounds + 1);
     if (!result.best || !result.proven_within) continue;
     ++with_a_best;
     EXPECT_LE(result.best->step_time.seconds() * (1 - *result.proven_within),

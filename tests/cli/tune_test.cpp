@@ -95,45 +95,6 @@ TEST_F(Tune, interrupted_without_a_plan_does_not_say_that_nothing_fits) {
   EXPECT_EQ(page.find("nothing fits"), std::string::npos);
 }
 
-TEST_F(Tune, point_that_a_deadline_stopped_says_so_and_is_not_decided) {
-  const std::string flags =
-      "--objective tokens-per-device --devices 1,2 --global-batch 16 --exhaustive --deadline 1e-9 ";
-  const Outcome text = tune(flags);
-  EXPECT_EQ(text.code, 3) << text.output;
-  EXPECT_TRUE(text.says("not decided: stopped by the deadline (1e-09 s")) << text.output;
-  EXPECT_FALSE(text.says("does not fit")) << text.output;
-  const Json json = Json::parse(tune(flags + "--json 2> /dev/null").output);
-  for (const Json& point : json["points"]) EXPECT_EQ(point["stopped_by"], "deadline");
-  EXPECT_TRUE(json["proven_within"].is_null());
-}
-
-TEST_F(Tune, size_that_a_deadline_stopped_is_not_decided) {
-  const std::string flags = "--objective longest-sequence --devices 1 --deadline 1e-9 ";
-  const Outcome text = tune(flags);
-  EXPECT_EQ(text.code, 3) << text.output;
-  EXPECT_TRUE(text.says("not decided: 1,024 tokens; stopped by the deadline")) << text.output;
-  const Json json = Json::parse(tune(flags + "--json 2> /dev/null").output);
-  EXPECT_FALSE(json["objective"]["proven"].get<bool>());
-  EXPECT_FALSE(json["complete"].get<bool>());
-}
-
-// The deadline has passed before the first plan.
-TEST_F(Tune, what_a_deadline_stopped_answers_no_longer_search) {
-  const std::string flags = "--devices 1 --exhaustive --json --deadline ";
-  const auto ask = [&](const std::string& deadline) {
-    return Json::parse(tune(flags + deadline + " 2> /dev/null").output);
-  };
-  const Json stopped = ask("0.0001");
-  EXPECT_FALSE(stopped["complete"].get<bool>());
-  EXPECT_FALSE(stopped["from_store"].get<bool>());
-  EXPECT_TRUE(ask("0.0001")["from_store"].get<bool>());
-  const Json whole = ask("500");
-  EXPECT_FALSE(whole["from_store"].get<bool>());
-  EXPECT_TRUE(whole["complete"].get<bool>());
-  // What is complete answers whatever the deadline.
-  EXPECT_TRUE(ask("0.0001")["complete"].get<bool>());
-}
-
 TEST(Answer, that_is_written_and_read_is_the_same) {
   Plan plan;
   plan.model = "m";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <numeric>
 #include <optional>
 
 #include "autotune/bounds/cell_bound.h"
@@ -124,12 +125,19 @@ std::vector<int64_t> micro_batches_to_judge_by(const Plan& layout) {
   return sizes;
 }
 
-// Of equals the first is the simplest.
+// Of equals the first is the simplest. A layout is kilobytes and there are thousands: each is moved
+// once.
 void sort_layouts(std::vector<OpenLayout>& layouts) {
-  std::stable_sort(layouts.begin(), layouts.end(), [](const OpenLayout& a, const OpenLayout& b) {
-    if (a.excess != b.excess) return a.excess < b.excess;
-    return a.at_least < b.at_least;
+  std::vector<size_t> order(layouts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if (layouts[a].excess != layouts[b].excess) return layouts[a].excess < layouts[b].excess;
+    return layouts[a].at_least < layouts[b].at_least;
   });
+  std::vector<OpenLayout> sorted;
+  sorted.reserve(layouts.size());
+  for (const size_t i : order) sorted.push_back(std::move(layouts[i]));
+  layouts = std::move(sorted);
 }
 
 }  // namespace

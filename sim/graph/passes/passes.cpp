@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "sim/base/stop.h"
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 
@@ -150,6 +151,7 @@ Graph run_passes(Graph graph, const PassContext& context, std::string_view first
   };
   for (size_t i = pass_at(first); i < end; ++i) {
     if (!kPasses[i].applies(context)) continue;
+    stop_point();
     graph = kPasses[i].run(std::move(graph), context);
     changed = true;
     if (verifies()) verify(graph);
