@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <memory>
 
 #include "sim/base/parallel.h"
 #include "sim/graph/core/edit.h"
@@ -479,6 +480,14 @@ void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {
       add(missing, plan, nullptr);
     }
   }
+  // What was stopped before it was filled in is missing still.
+  bool is_filled = false;
+  const std::shared_ptr<void> ends(nullptr, [&](void*) {
+    if (is_filled) return;
+    for (const std::vector<Missing>* list : {&missing, &leaving}) {
+      for (const Missing& one : *list) profiles_.erase(key_of(one.plan));
+    }
+  });
   for (const std::vector<Missing>* list : {&missing, &leaving}) {
     parallel_for(list->size(), threads, [&](size_t i) {
       const Missing& one = (*list)[i];
@@ -486,6 +495,7 @@ void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {
                                           : profile_layers(model_, one.plan, costs_, facts_);
     });
   }
+  is_filled = true;
 }
 
 const LayerProfile& LayerProfiles::of(const Plan& plan) const {

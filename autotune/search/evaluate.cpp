@@ -68,6 +68,17 @@ bool has_even_middle(const Plan& plan) {
          plan.optimizer.placement != OptimizerPlacement::kNvme;
 }
 
+Candidate candidate_of(Plan plan, Duration step_time, const Outcome& outcome) {
+  Candidate candidate;
+  candidate.plan = std::move(plan);
+  candidate.plan.memory_reuse = outcome.memory_reuse;
+  candidate.step_time = step_time;
+  candidate.tokens_per_s =
+      static_cast<double>(candidate.plan.tokens_per_step()) / step_time.seconds();
+  candidate.memory = outcome.memory;
+  return candidate;
+}
+
 Usable usable_of(const Machine& machine) {
   Usable result{};
   for (int p = 0; p < kPlaces; ++p) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autotune/bounds/cell_bound.h"
+#include "autotune/search/candidate.h"
 #include "sim/engine/cost.h"
 #include "sim/graph/report/memory.h"
 #include "sim/spec/model.h"
@@ -22,6 +23,9 @@ struct Outcome {
   std::vector<PlacePeak> peaks;             // where it does not fit
   bool extrapolated = false;                // from steps of fewer micro-batches
 };
+
+// Its bound is not known. Requires that it fits.
+Candidate candidate_of(Plan plan, Duration step_time, const Outcome& outcome);
 
 Usable usable_of(const Machine& machine);
 

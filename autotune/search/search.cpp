@@ -88,11 +88,16 @@ class Search {
   void bound_plans();
   void simulate_plans();
   void simulate_all(const std::vector<Rank>& plans);
+  std::vector<std::optional<Outcome>> simulated(size_t count,
+                                                const std::function<Outcome(size_t)>& simulate);
   bool ruled_out(const Rank& rank) const;
   Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const {
     return ballast::excess_of(memory, usable_);
   }
   Outcome evaluate(const PlanId& id) const;
+  Outcome whole_step(const PlanId& id) const {
+    return ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_);
+  }
   void record(const PlanId& id, Outcome outcome);
   void report(Duration bound) const;
   int64_t undecided();
@@ -131,9 +136,13 @@ void Search::start_with(const Plan& plan) {
   add(plan, std::make_shared<const Space>(space_of(model_, plan, OpenKnobs{})), 1);
   --result_.layouts;
   const PlanId id{static_cast<int32_t>(regions_.size() - 1), {}};
+  auto outcome = unless_stopped(options_.interrupted, [&] { return whole_step(id); });
+  if (!outcome) {
+    result_.stop = SearchStop::kInterrupt;
+    return;
+  }
   tried_.insert(id);
-  record(id, ballast::evaluate(model_, this->plan(id), region(id).space->memory_reuse, usable_,
-                               costs_));
+  record(id, *std::move(outcome));
 }
 
 SearchResult Search::run() {
@@ -169,9 +178,11 @@ void Search::enumerate_all() {
   }
   for (size_t begin = 0; begin < all.size() && !must_stop(); begin += kEnumeratedAtOnce) {
     const size_t count = std::min(kEnumeratedAtOnce, all.size() - begin);
-    std::vector<Outcome> outcomes(count);
-    parallel_for(count, threads_, [&](size_t i) { outcomes[i] = evaluate(all[begin + i]); });
-    for (size_t i = 0; i < count; ++i) record(all[begin + i], std::move(outcomes[i]));
+    std::vector<std::optional<Outcome>> outcomes =
+        simulated(count, [&](size_t i) { return evaluate(all[begin + i]); });
+    for (size_t i = 0; i < count; ++i) {
+      if (outcomes[i]) record(all[begin + i], *std::move(outcomes[i]));
+    }
     report({});
   }
 }
@@ -198,9 +209,14 @@ bool Search::settle_best() {
   }
   if (doubted == found_.end() || doubted->first.time > last) return false;
   const PlanId id = doubted->first.id;
+  auto outcome = unless_stopped(options_.interrupted, [&] { return whole_step(id); });
+  if (!outcome) {
+    result_.stop = SearchStop::kInterrupt;
+    return false;
+  }
   found_.erase(doubted);
   --result_.simulated;
-  record(id, ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_));
+  record(id, *std::move(outcome));
   return true;
 }
 
@@ -459,15 +475,17 @@ void Search::push(const Rank& rank, Granularity granularity) {
   queue_.push({rank, granularity});
 }
 
+// The first answer is waited for beyond a deadline.
+std::vector<std::optional<Outcome>> Search::simulated(
+    size_t count, const std::function<Outcome(size_t)>& simulate) {
+  Round round = simulate_round(watch_, !found_.empty(), count, threads_, simulate);
+  if (round.stop != SearchStop::kNone) result_.stop = round.stop;
+  return std::move(round.outcomes);
+}
+
 // What a round that is cut short leaves waits in the queue.
 void Search::simulate_all(const std::vector<Rank>& plans) {
-  std::vector<std::optional<Outcome>> outcomes(plans.size());
-  SharedStop stop(watch_);
-  const std::function<bool()> is_cut = [&] { return stop.must_stop(); };
-  parallel_for(plans.size(), threads_, [&](size_t i) {
-    outcomes[i] = unless_stopped(is_cut, [&] { return evaluate(plans[i].id); });
-  });
-  if (stop.stop() != SearchStop::kNone) result_.stop = stop.stop();
+  auto outcomes = simulated(plans.size(), [&](size_t i) { return evaluate(plans[i].id); });
   for (size_t i = 0; i < plans.size(); ++i) {
     if (outcomes[i]) {
       record(plans[i].id, *std::move(outcomes[i]));
@@ -493,15 +511,13 @@ bool Search::ruled_out(const Rank& rank) const {
 }
 
 Outcome Search::evaluate(const PlanId& id) const {
-  const Plan one = plan(id);
-  const std::vector<MemoryReuse>& ways = region(id).space->memory_reuse;
-  if (!options_.estimates) return ballast::evaluate(model_, one, ways, usable_, costs_);
-  Outcome outcome = estimate(model_, one, ways, usable_, costs_);
+  if (!options_.estimates) return whole_step(id);
+  Outcome outcome = estimate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_);
   // Below what a step takes at least no line leads to it.
   const auto bound = bound_.find(id);
   const bool too_short =
       outcome.extrapolated && bound != bound_.end() && *outcome.step_time < bound->second;
-  return too_short ? ballast::evaluate(model_, one, ways, usable_, costs_) : outcome;
+  return too_short ? whole_step(id) : outcome;
 }
 
 void Search::record(const PlanId& id, Outcome outcome) {
@@ -525,13 +541,7 @@ void Search::report(Duration bound) const {
 }
 
 Candidate Search::candidate(const Rank& rank) const {
-  Candidate candidate;
-  candidate.plan = plan(rank.id);
-  candidate.step_time = rank.time;
-  candidate.tokens_per_s =
-      static_cast<double>(candidate.plan.tokens_per_step()) / rank.time.seconds();
-  candidate.memory = found_.at(rank).memory;
-  candidate.plan.memory_reuse = found_.at(rank).memory_reuse;
+  Candidate candidate = candidate_of(plan(rank.id), rank.time, found_.at(rank));
   if (const auto bound = bound_.find(rank.id); bound != bound_.end()) {
     candidate.bound = bound->second;
   }

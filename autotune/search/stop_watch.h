@@ -1,11 +1,15 @@
-// StopWatch: when a search must stop, by a deadline or because somebody asks.
+// StopWatch: when a search must stop, by a deadline or because somebody asks; and rounds of
+// simulations that end there.
 //
 // Will not do: stop for want of patience, which the search counts (autotune/search/search.cpp).
 #pragma once
 
-#include <atomic>
 #include <chrono>
+#include <functional>
+#include <optional>
+#include <vector>
 
+#include "autotune/search/evaluate.h"
 #include "autotune/search/search.h"
 
 namespace ballast {
@@ -17,11 +21,7 @@ class StopWatch {
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
   // By several threads, where `options.interrupted` may be.
-  SearchStop asked_to_stop() const {
-    if (options_.interrupted && options_.interrupted()) return SearchStop::kInterrupt;
-    const bool is_late = options_.deadline_s && seconds() > *options_.deadline_s;
-    return is_late ? SearchStop::kDeadline : SearchStop::kNone;
-  }
+  SearchStop asked_to_stop() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -30,24 +30,14 @@ class StopWatch {
   const Clock::time_point begin_ = Clock::now();
 };
 
-// What ended the work of several threads: once one of them was told to stop, none asks again.
-class SharedStop {
- public:
-  explicit SharedStop(const StopWatch& watch) : watch_(watch) {}
-
-  bool must_stop() {
-    if (stop_ == SearchStop::kNone) {
-      if (const SearchStop asked = watch_.asked_to_stop(); asked != SearchStop::kNone) {
-        stop_ = asked;
-      }
-    }
-    return stop_ != SearchStop::kNone;
-  }
-  SearchStop stop() const { return stop_; }
-
- private:
-  const StopWatch& watch_;
-  std::atomic<SearchStop> stop_ = SearchStop::kNone;
+struct Round {
+  std::vector<std::optional<Outcome>> outcomes;  // nothing of what was left when it was stopped
+  SearchStop stop = SearchStop::kNone;
 };
+
+// Simulates so many plans on up to `threads` threads. A deadline ends that only where
+// `late_is_enough`; once a thread was told to stop, none asks again.
+Round simulate_round(const StopWatch& watch, bool late_is_enough, size_t count, int threads,
+                     const std::function<Outcome(size_t)>& simulate);
 
 }  // namespace ballast

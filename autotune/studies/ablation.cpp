@@ -5,6 +5,7 @@
 
 #include "autotune/studies/studied_knobs.h"
 #include "sim/base/error.h"
+#include "sim/base/stop.h"
 
 namespace ballast {
 namespace {
@@ -71,28 +72,22 @@ bool is_faster(const Move& one, const Move& other) {
   return !other.time || *one.time < *other.time;
 }
 
-}  // namespace
-
-Ablation ablate(const AblationEnds& ends, const StepTime& step_time,
-                const std::function<bool()>& interrupted) {
-  const auto must_stop = [&] { return interrupted && interrupted(); };
+// False where it was interrupted: what is in `result` by then counts.
+bool run(const AblationEnds& ends, const StepTime& step_time,
+         const std::function<bool()>& interrupted, Ablation& result) {
   Taken taken;
   size_t left = 0;
   for (const StudiedKnob& step : steps()) {
     taken.push_back(step.text(ends.start) == step.text(ends.best));
     left += !taken.back();
   }
-  Ablation result;
   result.start = time_of(ends.start, step_time);
   std::optional<Duration> now = result.start;
   for (; left > 0; --left) {
     std::optional<Move> next;
     for (size_t i = 0; i < taken.size(); ++i) {
       if (taken[i]) continue;
-      if (must_stop()) {
-        result.whole = false;
-        return result;
-      }
+      if (interrupted && interrupted()) return false;
       Taken with = taken;
       with[i] = true;
       const Move move{i, time_of(mixture(ends, with), step_time)};
@@ -106,6 +101,17 @@ Ablation ablate(const AblationEnds& ends, const StepTime& step_time,
     now = next->time;
     result.steps.push_back(std::move(step));
   }
+  return true;
+}
+
+}  // namespace
+
+Ablation ablate(const AblationEnds& ends, const StepTime& step_time,
+                const std::function<bool()>& interrupted) {
+  Ablation result;
+  result.whole = unless_stopped(interrupted, [&] {
+                   return run(ends, step_time, interrupted, result);
+                 }).value_or(false);
   return result;
 }
 

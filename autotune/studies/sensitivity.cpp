@@ -6,6 +6,7 @@
 
 #include "autotune/studies/explain.h"
 #include "sim/base/error.h"
+#include "sim/base/stop.h"
 #include "sim/engine/bottlenecks.h"
 
 namespace ballast {
@@ -128,15 +129,19 @@ class Study {
 
 std::vector<Sensitivity> sensitivities(const SensitivityQuestion& question,
                                        const Measurements* measurements,
-                                       const SensitivityOptions& options, const Ask& ask) {
-  const Study study(question, measurements, options, ask);
+                                       const SensitivityOptions& options, const Ask& ask,
+                                       const std::function<bool()>& interrupted) {
   std::vector<Sensitivity> results;
-  for (const MachineFigure& figure :
-       machine_figures(question.search.machine, question.best.plan.dtype)) {
-    std::optional<Sensitivity> one = study.of(figure);
-    if (!one) break;
-    results.push_back(*std::move(one));
-  }
+  unless_stopped(interrupted, [&] {
+    const Study study(question, measurements, options, ask);
+    for (const MachineFigure& figure :
+         machine_figures(question.search.machine, question.best.plan.dtype)) {
+      std::optional<Sensitivity> one = study.of(figure);
+      if (!one) return false;
+      results.push_back(*std::move(one));
+    }
+    return true;
+  });
   std::stable_sort(results.begin(), results.end(), [](const Sensitivity& a, const Sensitivity& b) {
     return std::abs(a.elasticity) > std::abs(b.elasticity);
   });

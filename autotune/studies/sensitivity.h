@@ -7,6 +7,7 @@
 // figures act on the others only.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,10 +53,11 @@ struct SensitivityQuestion {
   SearchQuestion search;
   Candidate best;  // of that search
 };
-// Largest |elasticity| first. Ends with what is done where it is interrupted. `measurements` may be
-// null.
+// Largest |elasticity| first. Ends with what is done where `ask` has no more answers, or
+// `interrupted` says so, which is asked by several threads. `measurements` may be null.
 std::vector<Sensitivity> sensitivities(const SensitivityQuestion& question,
                                        const Measurements* measurements,
-                                       const SensitivityOptions& options, const Ask& ask);
+                                       const SensitivityOptions& options, const Ask& ask,
+                                       const std::function<bool()>& interrupted = {});
 
 }  // namespace ballast

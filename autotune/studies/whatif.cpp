@@ -11,6 +11,7 @@
 #include "autotune/complete/layouts/ranking.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
+#include "sim/base/stop.h"
 #include "sim/spec/caveats.h"
 
 namespace ballast {
@@ -364,7 +365,9 @@ std::vector<CellResult> compute_cells(const CellWork& work) {
   const auto interrupted = [&] { return work.interrupted && work.interrupted(); };
   const auto compute = [&](size_t i) {
     try {
-      if (!interrupted()) cells[i] = work.cell(i);
+      if (auto cell = unless_stopped(work.interrupted, [&] { return work.cell(i); })) {
+        cells[i] = *std::move(cell);
+      }
     } catch (const Error& error) {
       cells[i] = illegal_cell(error.what());
       errors[i] = std::current_exception();

@@ -155,7 +155,8 @@ SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, Se
       of_ballast ? fmt::format("to within {:g} %", 100 * kSensitivityTolerance) : "by a list");
   const Measurements& measurements = tuner.measurements();
   if (!measurements.empty()) study.searched += "; operations that were timed keep their times";
-  study.figures = sensitivities(question, &measurements, {}, cache.asker(measurements));
+  study.figures =
+      sensitivities(question, &measurements, {}, cache.asker(measurements), cache.interruption());
   return study;
 }
 
@@ -213,7 +214,11 @@ std::string sensitivity_text(const SensitivityStudy& study) {
 
 AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best,
                              const SearchCache& cache) {
-  const Plan start = start_of(flags, tuner, best.plan, cache);
+  const auto start = unless_stopped(cache.interruption(),
+                                    [&] { return start_of(flags, tuner, best.plan, cache); });
+  AblationStudy study{flags.ablation_from, {}, best.step_time};
+  study.ablation.whole = false;
+  if (!start) return study;
   const Setting& base = tuner.base();
   const StepTime step_time = [&](const Plan& plan) -> std::optional<Duration> {
     check(plan, base.model);
@@ -221,8 +226,8 @@ AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const C
         predict(base.model, plan, base.machine, base.stack, &tuner.measurements());
     return prediction.fits ? std::optional(prediction.step_time) : std::nullopt;
   };
-  return {flags.ablation_from, ablate({start, best.plan}, step_time, cache.interruption()),
-          best.step_time};
+  study.ablation = ablate({*start, best.plan}, step_time, cache.interruption());
+  return study;
 }
 
 OrderedJson ablation_json(const AblationStudy& study) {
@@ -250,7 +255,7 @@ std::string ablation_text(const AblationStudy& study) {
                fmt::format("{} (was {})", step.to, step.from)});
   }
   std::string text = table.text() + "- : does not fit, or is not legal, so far\n";
-  if (!study.ablation.whole) text += "interrupted: of the other knobs nothing is decided\n";
+  if (!study.ablation.whole) text += "stopped: of the other knobs nothing is decided\n";
   return text;
 }
 

@@ -9,6 +9,19 @@
 #include "sim/base/stop.h"
 
 namespace ballast {
+namespace {
+
+bool is_stopped(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Stopped&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
 
 int hardware_threads() {
   return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -25,6 +38,7 @@ void parallel_for(size_t count, int threads, const std::function<void(size_t)>& 
         work(i);
       } catch (...) {
         const std::lock_guard lock(mutex);
+        if (is_stopped(std::current_exception())) next = count;
         if (i < failed) {
           failed = i;
           failure = std::current_exception();
@@ -35,7 +49,7 @@ void parallel_for(size_t count, int threads, const std::function<void(size_t)>& 
   std::vector<std::thread> helpers;
   const size_t wanted = std::min(count, static_cast<size_t>(std::max(threads, 1)));
   const auto help = [&run, scope = current_stop_scope()] {
-    ask_stop_scope(scope);
+    const AskedFor asks(scope);
     run();
   };
   for (size_t t = 1; t < wanted; ++t) helpers.emplace_back(help);

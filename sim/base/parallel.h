@@ -12,7 +12,8 @@ namespace ballast {
 int hardware_threads();
 
 // Calls work(i) once for every i in [0, count), on up to `threads` threads, and returns when all
-// are done. If calls throw, the exception of the smallest such index is thrown on.
+// are done. If calls throw, the exception of the smallest such index is thrown on. Once one of them
+// was stopped (sim/base/stop.h), no other begins.
 void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work);
 // The same; after each work(i) that returned, `done` hears of i and of how many have, one at a
 // time.

@@ -23,6 +23,8 @@ void stop_point() {
 }
 
 const StopScope* current_stop_scope() { return current; }
-void ask_stop_scope(const StopScope* scope) { current = scope; }
+
+AskedFor::AskedFor(const StopScope* scope) : before_(current) { current = scope; }
+AskedFor::~AskedFor() { current = before_; }
 
 }  // namespace ballast

@@ -2,9 +2,9 @@
 //
 // Who starts the work says when it must stop (StopScope); the work, however deep below, asks
 // between two pieces of it (stop_point), and is left by an exception where it must. Threads of
-// parallel_for ask for their caller. Where no scope is open a stop point does nothing.
-// Will not do: end what never asks, or undo what was begun: only work that changes nothing but what
-// it returns may have stop points.
+// parallel_for ask for their caller, and so do those with an AskedFor. Where no scope is open a
+// stop point does nothing. Will not do: end what never asks, or undo what was begun: only work that
+// changes nothing but what it returns may have stop points.
 #pragma once
 
 #include <functional>
@@ -33,9 +33,21 @@ class StopScope {
 // Throws Stopped where a scope around the caller says so.
 void stop_point();
 
-// What this thread asks, to be asked by another that works for it; null where it asks nothing.
+// What this thread asks; null where it asks nothing.
 const StopScope* current_stop_scope();
-void ask_stop_scope(const StopScope* scope);
+
+// While it lives, this thread asks what another does that it works for: its current_stop_scope(),
+// which must outlive this.
+class AskedFor {
+ public:
+  explicit AskedFor(const StopScope* scope);
+  ~AskedFor();
+  AskedFor(const AskedFor&) = delete;
+  AskedFor& operator=(const AskedFor&) = delete;
+
+ private:
+  const StopScope* const before_;
+};
 
 // What `work` returns; nothing where `must_stop` ended it.
 template <class Work>

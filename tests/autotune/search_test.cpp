@@ -1,5 +1,6 @@
 #include "autotune/search/search.h"
 
+#include <atomic>
 #include <gtest/gtest.h>
 #include <limits>
 
@@ -328,7 +329,7 @@ TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
 // a search stops there, asks no more, and what it claims to have proven by then holds.
 TEST(Search, interruption_is_seen_anywhere_and_leaves_the_best_so_far) {
   constexpr int kTries = 100;
-  int asked = 0;
+  std::atomic<int> asked = 0;
   int before = std::numeric_limits<int>::max();
   SearchOptions options;
   options.threads = 1;
@@ -366,14 +367,21 @@ TEST(Search, interruption_is_seen_anywhere_and_leaves_the_best_so_far) {
 
 // It used no bound, so it has proven nothing.
 TEST(Search, exhaustive_one_that_is_interrupted_proves_nothing) {
-  for (const int rounds : {0, 1}) {
-    int asked = 0;
-    SearchOptions options;
-    options.exhaustive = true;
-    options.interrupted = [&] { return asked++ == rounds; };
+  std::atomic<int> asked = 0;
+  int before = std::numeric_limits<int>::max();
+  SearchOptions options;
+  options.threads = 1;
+  options.exhaustive = true;
+  options.interrupted = [&] { return asked++ == before; };
+  run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
+  const int most = asked;
+  for (const int share : {0, 2, 3}) {  // of four
+    asked = 0;
+    before = most * share / 4;
     const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
     EXPECT_EQ(result.stop, SearchStop::kInterrupt);
-    EXPECT_EQ(result.best.has_value(), rounds > 0);
+    EXPECT_EQ(asked, before + 1);
+    EXPECT_EQ(result.best.has_value(), share > 0);
     EXPECT_FALSE(result.proven_within);
     EXPECT_EQ(result.bounded, 0);
     EXPECT_EQ(result.not_looked_at, result.considered - result.simulated - result.infeasible);

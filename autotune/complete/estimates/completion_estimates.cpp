@@ -15,6 +15,7 @@
 #include "autotune/search/evaluate.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
+#include "sim/base/stop.h"
 #include "sim/engine/predict.h"
 #include "sim/engine/repetition.h"
 #include "sim/graph/build.h"
@@ -334,7 +335,9 @@ std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& se
 std::future<void> CompletionEstimates::begin_timing(const Setting& setting,
                                                     const Completion& completion) {
   const bool is_free = timing_.load() + 1 < hardware_threads();
-  return std::async(is_free ? std::launch::async : std::launch::deferred, [&] {
+  const auto how = is_free ? std::launch::async : std::launch::deferred;
+  return std::async(how, [&, scope = current_stop_scope()] {
+    const AskedFor asks(scope);
     try {
       step_time_if_fits(setting, completion);
     } catch (const Error&) {
@@ -429,8 +432,10 @@ TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan&
   const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();
   const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
   const auto how = alone ? std::launch::async : std::launch::deferred;
-  std::future<ShortStep> of_longer =
-      std::async(how, [&] { return time_of(with_at_most(plan, longer)); });
+  std::future<ShortStep> of_longer = std::async(how, [&, scope = current_stop_scope()] {
+    const AskedFor asks(scope);
+    return time_of(with_at_most(plan, longer));
+  });
   ShortStep first = time_of(with_at_most(plan, steps.first));
   ShortStep second = of_longer.get();
   // A pipeline that is spread in a short step may be folded in a longer one, and then in all that

@@ -6,6 +6,7 @@
 #include "autotune/complete/layouts/layout_chooser.h"
 #include "autotune/search/infeasible.h"
 #include "sim/base/error.h"
+#include "sim/base/stop.h"
 
 namespace ballast {
 namespace {
@@ -81,10 +82,15 @@ class Ranking {
   void predict(const std::vector<LayoutChooser::Estimate>& estimates) {
     for (const LayoutChooser::Estimate& one : estimates) {
       if (result_.ranked.size() >= std::max<size_t>(options_.ranked, 1)) break;
-      if (!result_.ranked.empty() && (asked_to_stop() || is_past(1))) break;
-      const Completed completed = predict_reusing(one.setting, measurements_);
-      if (completed.prediction.fits) {
-        result_.ranked.push_back(candidate_of(completed.setting.plan, completed.prediction));
+      const std::function<bool()> has_enough = [&] {
+        return !result_.ranked.empty() && (asked_to_stop() || is_past(1));
+      };
+      if (has_enough()) break;
+      const auto completed =
+          unless_stopped(has_enough, [&] { return predict_reusing(one.setting, measurements_); });
+      if (!completed) break;
+      if (completed->prediction.fits) {
+        result_.ranked.push_back(candidate_of(completed->setting.plan, completed->prediction));
         result_.ranked.back().bound = layouts_[one.layout].at_least;
       } else {
         chooser_.drop(one.layout);
