@@ -11,9 +11,10 @@ goes on for a period's steps while the other is stopped, so that a machine that 
 minute slows both. How much longer the same steps take the first is what checkpoints cost, whichever
 steps pay for it. Then `train --checkpoint-overhead`, for the period that it chooses and what the
 steps beside a write and those without one say of it within one run, and the same two trainings with
-that period. Beside the median of the turns stands its standard error, which says what a machine
-with neighbours can tell; the sum of all turns counts each moment in which a neighbour took the
-machine. Without --store the machine is profiled first. Prints a table of Markdown.
+that period. Beside the median of the turns stands its standard error, by the medians of the pairs
+of trainings: two trainings of the same steps differ by some percent for as long as they live. The
+sum of all turns counts each moment in which a neighbour took the machine. Without --store the
+machine is profiled first. Prints a table of Markdown.
 """
 import argparse
 import json
@@ -163,15 +164,19 @@ def main():
             options, run)
 
 
+def longer_of(pairs):
+    """How much longer each turn takes with checkpoints, in percent."""
+    return [100 * (kept / none - 1) for kept, none in pairs]
+
+
 def row(bench, name, period, write, options, run=None):
     told = bench.predict("--checkpoint-period", str(period), "--checkpoint-write-seconds",
                          str(write))["checkpoints"]
-    pairs = [pair for turn in range(options.runs)
-             for pair in bench.turns(period, turn % 2 == 1, options)]
-    longer = [100 * (kept / none - 1) for kept, none in pairs]
-    low, median, high = statistics.quantiles(longer, n=4)
-    # Of a normal distribution: that of a median from the distance of the quartiles.
-    error = 1.253 * (high - low) / 1.349 / len(longer) ** 0.5
+    by_run = [bench.turns(period, turn % 2 == 1, options) for turn in range(options.runs)]
+    pairs = [pair for run_pairs in by_run for pair in run_pairs]
+    low, median, high = statistics.quantiles(longer_of(pairs), n=4)
+    medians = [statistics.median(longer_of(run_pairs)) for run_pairs in by_run]
+    error = statistics.stdev(medians) / len(medians) ** 0.5 if len(medians) > 1 else float("nan")
     whole = 100 * (sum(kept for kept, _ in pairs) / sum(none for _, none in pairs) - 1)
     print(f"| {name} | {told['overhead_percent']:.2f} | {median:.2f} ± {error:.2f} "
           f"| {low:.2f} to {high:.2f} | {whole:.2f} |",

@@ -365,9 +365,11 @@ std::vector<CellResult> compute_cells(const CellWork& work) {
   const auto interrupted = [&] { return work.interrupted && work.interrupted(); };
   const auto compute = [&](size_t i) {
     try {
-      if (auto cell = unless_stopped(work.interrupted, [&] { return work.cell(i); })) {
-        cells[i] = *std::move(cell);
-      }
+      const auto cell = unless_stopped(work.interrupted, [&] {
+        stop_point();
+        return work.cell(i);
+      });
+      if (cell) cells[i] = *cell;
     } catch (const Error& error) {
       cells[i] = illegal_cell(error.what());
       errors[i] = std::current_exception();
