@@ -84,7 +84,8 @@ class Bench:
         shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / f"{name}.jsonl").unlink(missing_ok=True)
         return ["train", *PLAN, "--store", "here.db", "--data", "text.txt", "--steps", str(steps),
-                "--clip", NO_CLIP, "--json", "--checkpoint", name, "--metrics", f"{name}.jsonl", *words]
+                "--clip", NO_CLIP, "--json", "--checkpoint", name,
+                "--metrics", f"{name}.jsonl", *words]
 
     def chosen(self, options):
         """What a run says of the checkpoints whose period it chose."""
