@@ -98,6 +98,7 @@ class Search {
   Outcome whole_step(const PlanId& id) const {
     return ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_);
   }
+  std::optional<Outcome> whole_step_unless_interrupted(const PlanId& id);
   void record(const PlanId& id, Outcome outcome);
   void report(Duration bound) const;
   int64_t undecided();
@@ -136,11 +137,8 @@ void Search::start_with(const Plan& plan) {
   add(plan, std::make_shared<const Space>(space_of(model_, plan, OpenKnobs{})), 1);
   --result_.layouts;
   const PlanId id{static_cast<int32_t>(regions_.size() - 1), {}};
-  auto outcome = unless_stopped(options_.interrupted, [&] { return whole_step(id); });
-  if (!outcome) {
-    result_.stop = SearchStop::kInterrupt;
-    return;
-  }
+  std::optional<Outcome> outcome = whole_step_unless_interrupted(id);
+  if (!outcome) return;
   tried_.insert(id);
   record(id, *std::move(outcome));
 }
@@ -209,11 +207,8 @@ bool Search::settle_best() {
   }
   if (doubted == found_.end() || doubted->first.time > last) return false;
   const PlanId id = doubted->first.id;
-  auto outcome = unless_stopped(options_.interrupted, [&] { return whole_step(id); });
-  if (!outcome) {
-    result_.stop = SearchStop::kInterrupt;
-    return false;
-  }
+  std::optional<Outcome> outcome = whole_step_unless_interrupted(id);
+  if (!outcome) return false;
   found_.erase(doubted);
   --result_.simulated;
   record(id, *std::move(outcome));
@@ -518,6 +513,12 @@ Outcome Search::evaluate(const PlanId& id) const {
   const bool too_short =
       outcome.extrapolated && bound != bound_.end() && *outcome.step_time < bound->second;
   return too_short ? whole_step(id) : outcome;
+}
+
+std::optional<Outcome> Search::whole_step_unless_interrupted(const PlanId& id) {
+  auto outcome = unless_stopped(options_.interrupted, [&] { return whole_step(id); });
+  if (!outcome) result_.stop = SearchStop::kInterrupt;
+  return outcome;
 }
 
 void Search::record(const PlanId& id, Outcome outcome) {

@@ -72,9 +72,8 @@ bool is_faster(const Move& one, const Move& other) {
   return !other.time || *one.time < *other.time;
 }
 
-// False where it was interrupted: what is in `result` by then counts.
-bool run(const AblationEnds& ends, const StepTime& step_time,
-         const std::function<bool()>& interrupted, Ablation& result) {
+// What is in `result` counts also where it is stopped.
+void run(const AblationEnds& ends, const StepTime& step_time, Ablation& result) {
   Taken taken;
   size_t left = 0;
   for (const StudiedKnob& step : steps()) {
@@ -87,7 +86,7 @@ bool run(const AblationEnds& ends, const StepTime& step_time,
     std::optional<Move> next;
     for (size_t i = 0; i < taken.size(); ++i) {
       if (taken[i]) continue;
-      if (interrupted && interrupted()) return false;
+      stop_point();
       Taken with = taken;
       with[i] = true;
       const Move move{i, time_of(mixture(ends, with), step_time)};
@@ -101,7 +100,6 @@ bool run(const AblationEnds& ends, const StepTime& step_time,
     now = next->time;
     result.steps.push_back(std::move(step));
   }
-  return true;
 }
 
 }  // namespace
@@ -109,9 +107,11 @@ bool run(const AblationEnds& ends, const StepTime& step_time,
 Ablation ablate(const AblationEnds& ends, const StepTime& step_time,
                 const std::function<bool()>& interrupted) {
   Ablation result;
-  result.whole = unless_stopped(interrupted, [&] {
-                   return run(ends, step_time, interrupted, result);
-                 }).value_or(false);
+  const auto whole = unless_stopped(interrupted, [&] {
+    run(ends, step_time, result);
+    return true;
+  });
+  result.whole = whole.has_value();
   return result;
 }
 

@@ -175,7 +175,7 @@ std::optional<Bottlenecks> limits_of(const Setting& best, const Measurements& me
         predict(best.model, best.plan, best.machine, best.stack, &measurements);
     return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
   });
-  return found ? *found : std::nullopt;
+  return found.value_or(std::nullopt);
 }
 
 // What the strategy that was named says otherwise: a search may choose how much happens at once.

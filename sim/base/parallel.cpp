@@ -9,19 +9,6 @@
 #include "sim/base/stop.h"
 
 namespace ballast {
-namespace {
-
-bool is_stopped(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Stopped&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-}  // namespace
 
 int hardware_threads() {
   return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -32,17 +19,21 @@ void parallel_for(size_t count, int threads, const std::function<void(size_t)>& 
   std::mutex mutex;
   std::exception_ptr failure;
   size_t failed = count;
+  const auto keep_failure = [&](size_t i) {
+    const std::lock_guard lock(mutex);
+    if (i >= failed) return;
+    failed = i;
+    failure = std::current_exception();
+  };
   const auto run = [&] {
     for (size_t i = next++; i < count; i = next++) {
       try {
         work(i);
+      } catch (const Stopped&) {
+        keep_failure(i);
+        next = count;
       } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (is_stopped(std::current_exception())) next = count;
-        if (i < failed) {
-          failed = i;
-          failure = std::current_exception();
-        }
+        keep_failure(i);
       }
     }
   };

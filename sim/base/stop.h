@@ -3,8 +3,9 @@
 // Who starts the work says when it must stop (StopScope); the work, however deep below, asks
 // between two pieces of it (stop_point), and is left by an exception where it must. Threads of
 // parallel_for ask for their caller, and so do those with an AskedFor. Where no scope is open a
-// stop point does nothing. Will not do: end what never asks, or undo what was begun: only work that
-// changes nothing but what it returns may have stop points.
+// stop point does nothing.
+// Will not do: end what never asks, or undo what was begun: only work that changes nothing but what
+// it returns may have stop points.
 #pragma once
 
 #include <functional>

@@ -80,11 +80,11 @@ class Ranking {
   // The plans as they are, in the order of their estimates; then in that of their times. Once it is
   // asked to stop, as many as it takes to have one.
   void predict(const std::vector<LayoutChooser::Estimate>& estimates) {
+    const std::function<bool()> has_enough = [&] {
+      return !result_.ranked.empty() && (asked_to_stop() || is_past(1));
+    };
     for (const LayoutChooser::Estimate& one : estimates) {
       if (result_.ranked.size() >= std::max<size_t>(options_.ranked, 1)) break;
-      const std::function<bool()> has_enough = [&] {
-        return !result_.ranked.empty() && (asked_to_stop() || is_past(1));
-      };
       if (has_enough()) break;
       const auto completed =
           unless_stopped(has_enough, [&] { return predict_reusing(one.setting, measurements_); });
