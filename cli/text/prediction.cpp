@@ -8,6 +8,7 @@
 #include "cli/text/confidence.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/checkpoint_cost.h"
 #include "sim/spec/caveats.h"
 
@@ -297,12 +298,17 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
 
 Predicted judged(Setting setting, Prediction prediction, const Measurements& measurements,
                  AskLimits ask) {
-  auto confidence = confidence_of(prediction, setting.model, setting.plan, setting.machine,
-                                  setting.stack, &measurements);
-  auto bottlenecks = bottlenecks_of(setting, prediction, measurements, ask);
-  auto devices = runs_on(setting.model, setting.plan, setting.stack);
-  return {std::move(setting),     std::move(prediction), std::move(confidence),
-          std::move(bottlenecks), std::string(),         std::move(devices)};
+  Predicted all;
+  run_all({[&] {
+             all.confidence = confidence_of(prediction, setting.model, setting.plan,
+                                            setting.machine, setting.stack, &measurements);
+           },
+           [&] { all.runs_on = runs_on(setting.model, setting.plan, setting.stack); }},
+          hardware_threads());
+  all.bottlenecks = bottlenecks_of(setting, prediction, measurements, ask);
+  all.setting = std::move(setting);
+  all.prediction = std::move(prediction);
+  return all;
 }
 
 OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> checkpoint_write) {

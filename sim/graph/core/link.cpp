@@ -2,7 +2,8 @@
 //
 // Edges are found by running the program symbolically, in order, for a few steps, with the last
 // accesses of every tensor at hand: a read waits for the last writer, a write for the last writer
-// and every reader since. What reuses memory waits for all accesses of whatever lay there before.
+// and every reader since. What reuses memory waits for all accesses of whatever lay there before,
+// and so for its own accesses in the step before, which that waited for, or something before that.
 // Of the operations to wait for on one lane only the latest is kept, since lanes run in order.
 #include <algorithm>
 #include <array>
@@ -13,6 +14,7 @@
 #include "sim/graph/build.h"
 #include "sim/graph/core/arena.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/occupied_memory.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -95,6 +97,41 @@ struct TensorUse {
   int8_t copies = 1;
 };
 
+// The number of the memory that a tensor lies in.
+size_t arena_of(const Tensor& tensor) {
+  return static_cast<size_t>(tensor.device) * kPlaces + static_cast<size_t>(tensor.place);
+}
+
+// Where a tensor lies.
+struct Extent {
+  size_t arena = 0;
+  int64_t begin = 0, end = 0;
+};
+
+// Memory that is covered already, in ranges of which none touches another: few, as soon as most is.
+class Covered {
+ public:
+  // Covers [begin, end); `fresh` hears of each part that was not, in the order of addresses.
+  template <class Fresh>
+  void add(int64_t begin, int64_t end, const Fresh& fresh) {
+    auto at = end_of_.upper_bound(begin);
+    if (at != end_of_.begin() && std::prev(at)->second >= begin) --at;
+    if (at != end_of_.end() && at->first <= begin && at->second >= end) return;
+    int64_t from = begin;
+    while (at != end_of_.end() && at->first <= end) {
+      if (from < at->first) fresh(from, at->first);
+      begin = std::min(begin, at->first);
+      from = std::max(from, at->second);
+      at = end_of_.erase(at);
+    }
+    if (from < end) fresh(from, end);
+    end_of_.emplace_hint(at, begin, std::max(from, end));
+  }
+
+ private:
+  std::map<int64_t, int64_t> end_of_;  // by begin
+};
+
 class Linker {
  public:
   // Only lives of the step's own program begin here; a repair touches what is alive already.
@@ -108,25 +145,23 @@ class Linker {
         waits_(static_cast<size_t>(graph.lanes)) {
     for (const Tensor& tensor : graph.tensors) {
       if (tensor.copies > 1) before_ = 2;  // until both copies have been through a whole step
+      if (arena_of(tensor) >= occupied_.size()) occupied_.resize(arena_of(tensor) + 1);
     }
   }
 
   // Edges of the step, which wraps around.
   void link_step(Program& program) {
     index(program, Lives::kBeginHere);
+    const std::vector<bool> leaves_trace = occupy_at_end();
     // Of a tensor with one copy only the last of the steps before leaves a trace.
-    for (int32_t step = 0; step < before_ - 1; ++step) {
+    for (int32_t step = 0; step < before_; ++step) {
       for (size_t i = 0; i < program.ops.size(); ++i) {
         for (const TensorUse& use : uses_of(i)) {
-          if (use.copies > 1) note(use, program.ops[i].lane, {step, static_cast<OpId>(i)});
+          const bool notes =
+              step == before_ - 1 ? leaves_trace[static_cast<size_t>(use.tensor)] : use.copies > 1;
+          if (notes) note(use, program.ops[i].lane, {step, static_cast<OpId>(i)});
         }
       }
-    }
-    for (size_t i = 0; i < program.ops.size(); ++i) {
-      for (const TensorUse& use : uses_of(i)) {
-        if (use.begins_life) claim(use.tensor, [](TensorId) {});
-      }
-      note_uses(i, program.ops[i].lane, {before_ - 1, static_cast<OpId>(i)});
     }
     record(program, before_);
     add_fences(program);
@@ -187,9 +222,30 @@ class Linker {
     return states_[static_cast<size_t>(use.tensor)][static_cast<size_t>(copy)];
   }
 
+  // Fills in who holds which memory at a step's end, and tells whose accesses the next step may
+  // have to wait for: not those of tensors whose memory others took over, all of it.
+  std::vector<bool> occupy_at_end() {
+    std::vector<bool> leaves_trace(graph_.tensors.size(), true);
+    std::vector<Covered> covered(occupied_.size());
+    // The last that takes some memory over holds it.
+    for (auto use = uses_.rbegin(); use != uses_.rend(); ++use) {
+      if (!use->begins_life) continue;
+      const Extent extent = extent_of(use->tensor);
+      OccupiedMemory& occupied = occupied_[extent.arena];
+      bool holds_some = false;
+      covered[extent.arena].add(extent.begin, extent.end, [&](int64_t begin, int64_t end) {
+        occupied.take(begin, end, use->tensor, replaced_);
+        holds_some = true;
+      });
+      leaves_trace[static_cast<size_t>(use->tensor)] = holds_some || use->copies > 1;
+    }
+    return leaves_trace;
+  }
+
   void wait_for(const TensorUse& use, int32_t step) {
     if (use.begins_life) {
-      claim(use.tensor, [&](TensorId before) { wait_for(used_[static_cast<size_t>(before)]); });
+      claim(use.tensor);
+      if (use.copies == 1) forget(state_of(use, step));
     }
     const CopyState& state = state_of(use, step);
     if (state.writer.op >= 0) wait_for(state.writer_lane, state.writer);
@@ -208,34 +264,24 @@ class Linker {
     waited_.clear();
   }
 
-  // Takes over the memory of a tensor whose life begins. `replaced` hears of each that had it.
-  template <class Visit>
-  void claim(TensorId tensor, const Visit& replaced) {
+  // Takes over the memory of a tensor whose life begins, and waits for all that used it before.
+  void claim(TensorId tensor) {
+    const Extent extent = extent_of(tensor);
+    replaced_.clear();
+    occupied_[extent.arena].take(extent.begin, extent.end, tensor, replaced_);
+    for (const TensorId before : replaced_) wait_for(used_[static_cast<size_t>(before)]);
+    marks_.clear(used_[static_cast<size_t>(tensor)]);
+  }
+
+  Extent extent_of(TensorId tensor) const {
     const Tensor& t = graph_.tensor(tensor);
     const int64_t begin = graph_.arenas.offset[static_cast<size_t>(tensor)];
-    const int64_t end = begin + t.all_bytes().count;
-    auto& occupied = occupied_[{t.device, t.place}];
-    auto at = occupied.upper_bound(begin);
-    if (at != occupied.begin() && std::prev(at)->second.end > begin) --at;
-    // Most often the one before was as large and lay in the same place.
-    const bool is_replaced = at != occupied.end() && at->first == begin && at->second.end == end;
-    if (is_replaced) {
-      replaced(at->second.tensor);
-      at->second.tensor = tensor;
-    }
-    while (!is_replaced && at != occupied.end() && at->first < end) {
-      const Occupant old = at->second;
-      const int64_t old_begin = at->first;
-      replaced(old.tensor);
-      at = occupied.erase(at);
-      if (old_begin < begin) occupied.emplace_hint(at, old_begin, Occupant{begin, old.tensor});
-      if (old.end > end) {
-        at = occupied.emplace_hint(at, end, Occupant{old.end, old.tensor});
-        break;
-      }
-    }
-    if (!is_replaced) occupied.emplace_hint(at, begin, Occupant{end, tensor});
-    marks_.clear(used_[static_cast<size_t>(tensor)]);
+    return {arena_of(t), begin, begin + t.all_bytes().count};
+  }
+
+  void forget(CopyState& state) {
+    state.writer = {};
+    marks_.clear(state.readers);
   }
 
   void note_uses(size_t op, LaneId lane, Mark now) {
@@ -294,16 +340,12 @@ class Linker {
     program.edge_begin = std::move(begin);
   }
 
-  struct Occupant {
-    int64_t end = 0;
-    TensorId tensor = -1;
-  };
-
   const Graph& graph_;
   const std::vector<Life>& lives_;
   std::vector<std::array<CopyState, 2>> states_;  // by tensor and copy
   std::vector<MarkPool::Set> used_;               // by tensor: accesses of its present life
-  std::map<std::pair<int8_t, Place>, std::map<int64_t, Occupant>> occupied_;
+  std::vector<OccupiedMemory> occupied_;          // by arena
+  std::vector<TensorId> replaced_;                // by the tensor whose life begins
   MarkPool marks_;
   std::vector<Mark> waits_;      // by lane: the latest that the operation at hand waits for
   std::vector<LaneId> waited_;   // lanes with such a mark, in the order in which they were met
