@@ -16,6 +16,7 @@
 #include "sim/base/crc32c.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
+#include "sim/base/uncached_write.h"
 
 namespace ballast {
 namespace {
@@ -439,10 +440,21 @@ std::string safetensors_preamble(std::span<const TensorDeclaration> tensors,
   return length_bytes(padded) + json;
 }
 
+namespace {
+
+// Of less than a piece nothing would pass the cache by.
+Cache cache_for(std::span<const TensorDeclaration> tensors) {
+  int64_t bytes = 0;
+  for (const TensorDeclaration& tensor : tensors) bytes += *array_bytes(tensor.shape, tensor.type);
+  return bytes >= int64_t{UncachedWrite::kPiece} ? Cache::kPassedBy : Cache::kUsed;
+}
+
+}  // namespace
+
 SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      std::span<const TensorDeclaration> tensors,
                                      const StoredMetadata& metadata, Files& files)
-    : file_(path, {}, files),
+    : file_(path, {}, files, cache_for(tensors)),
       tensors_(tensors.begin(), tensors.end()),
       metadata_(metadata),
       checksums_(tensors.size(), 0) {

@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
+#include "sim/base/uncached_write.h"
 
 namespace ballast {
 namespace {
@@ -64,7 +65,7 @@ bool is_part_of(std::string_view name, std::string_view target) {
 }
 
 // A link is followed, so that what it points to is replaced and not the link.
-AtomicFile::AtomicFile(std::string path, std::string called, Files& files)
+AtomicFile::AtomicFile(std::string path, std::string called, Files& files, Cache cache)
     : files_(&files),
       path_(called.empty() ? path : std::move(called)),
       target_(files.resolved(path)) {
@@ -82,6 +83,9 @@ AtomicFile::AtomicFile(std::string path, std::string called, Files& files)
   open_beside();
   if (exists && files_->set_mode(descriptor_, found.st_mode & 07777) != 0) {
     fail("cannot be given its old permissions", errno);
+  }
+  if (cache == Cache::kPassedBy) {
+    uncached_ = std::make_unique<UncachedWrite>(*files_, temporary_, descriptor_);
   }
 }
 
@@ -116,7 +120,8 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
       path_(std::move(other.path_)),
       target_(std::move(other.target_)),
       temporary_(std::exchange(other.temporary_, {})),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      uncached_(std::move(other.uncached_)) {}
 
 AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
   if (this != &other) {
@@ -126,6 +131,7 @@ AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
     target_ = std::move(other.target_);
     temporary_ = std::exchange(other.temporary_, {});
     descriptor_ = std::exchange(other.descriptor_, -1);
+    uncached_ = std::move(other.uncached_);
   }
   return *this;
 }
@@ -133,6 +139,7 @@ AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
 AtomicFile::~AtomicFile() { discard(); }
 
 void AtomicFile::discard() noexcept {
+  uncached_.reset();
   if (descriptor_ >= 0) files_->close(std::exchange(descriptor_, -1));
   if (!temporary_.empty()) files_->remove(temporary_);
   temporary_.clear();
@@ -145,8 +152,14 @@ void AtomicFile::fail(const std::string& what, int code) {
 
 void AtomicFile::write(std::span<const std::byte> data) {
   CHECK(descriptor_ >= 0);
-  if (const int code = write_all(*files_, descriptor_, data); code != 0)
-    fail("cannot be written", code);
+  const int code = uncached_ ? uncached_->append(data) : write_all(*files_, descriptor_, data);
+  if (code != 0) fail("cannot be written", code);
+}
+
+void AtomicFile::finish_appending() {
+  if (!uncached_) return;
+  const int code = uncached_->finish();
+  if (code != 0) fail("cannot be written", code);
 }
 
 void AtomicFile::write(std::string_view text) {
@@ -155,12 +168,14 @@ void AtomicFile::write(std::string_view text) {
 
 void AtomicFile::rewrite(int64_t first_byte, std::span<const std::byte> data) {
   CHECK(descriptor_ >= 0 && can_rewrite());
+  finish_appending();
   const int code = write_all_at(*files_, descriptor_, first_byte, data);
   if (code != 0) fail("cannot be written", code);
 }
 
 void AtomicFile::commit() {
   CHECK(descriptor_ >= 0);
+  finish_appending();
   // Pipes and terminals cannot be synchronised and say so with EINVAL or EROFS.
   const bool synchronised = files_->synchronise(descriptor_) == 0;
   if (!synchronised && (can_rewrite() || (errno != EINVAL && errno != EROFS))) {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,7 +17,12 @@
 namespace ballast {
 
 class Files;
+class UncachedWrite;
 Files& system_files();
+
+// Whether what is written stays in the system's cache; of what is large it should not
+// (sim/base/uncached_write.h).
+enum class Cache : uint8_t { kUsed, kPassedBy };
 
 // Move-only. Destroyed without commit() it removes what was written and leaves the target alone.
 class AtomicFile {
@@ -24,7 +30,8 @@ class AtomicFile {
   // Throws Error where the folder does not exist or may not be written.
   // `called`: what messages call it; empty: the path.
   // `files` must outlive this object.
-  explicit AtomicFile(std::string path, std::string called = {}, Files& files = system_files());
+  explicit AtomicFile(std::string path, std::string called = {}, Files& files = system_files(),
+                      Cache cache = Cache::kUsed);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   AtomicFile(const AtomicFile&) = delete;
@@ -37,7 +44,8 @@ class AtomicFile {
 
   // Whether what was written can be written again: not where the target is written directly.
   bool can_rewrite() const { return !temporary_.empty(); }
-  // Puts data in the place of bytes that were written. Requires can_rewrite().
+  // Puts data in the place of bytes that were written. Requires can_rewrite(). Where the cache is
+  // passed by nothing may be appended after it.
   void rewrite(int64_t first_byte, std::span<const std::byte> data);
 
   // Makes the content durable and puts it in the target's place; the file is closed after it.
@@ -48,6 +56,7 @@ class AtomicFile {
   friend void try_to_write(const std::string& path, const std::string& called, Files& files);
   [[noreturn]] void fail(const std::string& what, int code);
   void open_beside();
+  void finish_appending();
   void discard() noexcept;
 
   Files* files_;
@@ -55,6 +64,7 @@ class AtomicFile {
   std::string target_;     // with links resolved
   std::string temporary_;  // beside target_; empty where the target is written directly
   int descriptor_ = -1;
+  std::unique_ptr<UncachedWrite> uncached_;  // null where the cache is used
 };
 
 // All of `content` or nothing.
