@@ -14,7 +14,7 @@ turns in how they step (wait, delay, speculate). After it:
   line then ends well;
 * export (train --export): the file is the old one or the new one, whole.
 
-A model of --width 192 has checkpoints of 11 MB, which pass the system's cache by.
+A model of --width 192 has checkpoints of 11 MB, which are written by direct I/O.
 
 Exits with 1 at the first kill after which that is not so.
 """

@@ -14,9 +14,9 @@
 
 #include "backend/formats/flat_json.h"
 #include "sim/base/crc32c.h"
+#include "sim/base/direct_write.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
-#include "sim/base/uncached_write.h"
 
 namespace ballast {
 namespace {
@@ -76,6 +76,17 @@ std::optional<int64_t> array_bytes(const std::vector<int64_t>& shape, StoredType
     bytes *= extent;
   }
   return bytes;
+}
+
+// Of less than a chunk, everything goes through the cache all the same.
+Cache cache_for(std::span<const TensorDeclaration> tensors) {
+  int64_t left = DirectWrite::kChunkBytes;
+  for (const TensorDeclaration& tensor : tensors) {
+    const std::optional<int64_t> bytes = array_bytes(tensor.shape, tensor.type);
+    if (!bytes || *bytes >= left) return Cache::kBypassed;
+    left -= *bytes;
+  }
+  return Cache::kUsed;
 }
 
 StoredType parse_type(JsonCursor& json, const std::string& where) {
@@ -440,17 +451,6 @@ std::string safetensors_preamble(std::span<const TensorDeclaration> tensors,
   return length_bytes(padded) + json;
 }
 
-namespace {
-
-// Of less than a piece nothing would pass the cache by.
-Cache cache_for(std::span<const TensorDeclaration> tensors) {
-  int64_t bytes = 0;
-  for (const TensorDeclaration& tensor : tensors) bytes += *array_bytes(tensor.shape, tensor.type);
-  return bytes >= int64_t{UncachedWrite::kPiece} ? Cache::kPassedBy : Cache::kUsed;
-}
-
-}  // namespace
-
 SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      std::span<const TensorDeclaration> tensors,
                                      const StoredMetadata& metadata, Files& files)
@@ -475,6 +475,7 @@ void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   file_.write(bytes);
   bytes_left_ -= std::ssize(bytes);
   count_in(bytes);
+  if (bytes_left_ == 0) file_.finish_appending();
 }
 
 void SafetensorsWriter::count_in(std::span<const std::byte> bytes) {

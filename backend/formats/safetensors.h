@@ -128,8 +128,8 @@ struct TensorDeclaration {
 };
 
 // Writes a file in one pass. It appears under its name at commit, whole and on disk, or not at all:
-// a writer destroyed before that leaves what was there. Holds no data beyond a write call, but some
-// megabytes of a large file, which passes the system's cache by. Carries checksums, which are
+// a writer destroyed before that leaves what was there. Holds no data beyond a write call, but at
+// most a chunk of a large file, which bypasses the page cache. Carries checksums, which are
 // written into the header last; not into what is no regular file.
 class SafetensorsWriter {
  public:

@@ -9,10 +9,10 @@
 #include <unistd.h>
 #include <utility>
 
+#include "sim/base/direct_write.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
-#include "sim/base/uncached_write.h"
 
 namespace ballast {
 namespace {
@@ -84,9 +84,7 @@ AtomicFile::AtomicFile(std::string path, std::string called, Files& files, Cache
   if (exists && files_->set_mode(descriptor_, found.st_mode & 07777) != 0) {
     fail("cannot be given its old permissions", errno);
   }
-  if (cache == Cache::kPassedBy) {
-    uncached_ = std::make_unique<UncachedWrite>(*files_, temporary_, descriptor_);
-  }
+  if (cache == Cache::kBypassed) direct_ = std::make_unique<DirectWrite>(*files_, descriptor_);
 }
 
 void AtomicFile::open_beside() {
@@ -121,7 +119,7 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
       target_(std::move(other.target_)),
       temporary_(std::exchange(other.temporary_, {})),
       descriptor_(std::exchange(other.descriptor_, -1)),
-      uncached_(std::move(other.uncached_)) {}
+      direct_(std::move(other.direct_)) {}
 
 AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
   if (this != &other) {
@@ -131,7 +129,7 @@ AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
     target_ = std::move(other.target_);
     temporary_ = std::exchange(other.temporary_, {});
     descriptor_ = std::exchange(other.descriptor_, -1);
-    uncached_ = std::move(other.uncached_);
+    direct_ = std::move(other.direct_);
   }
   return *this;
 }
@@ -139,7 +137,7 @@ AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
 AtomicFile::~AtomicFile() { discard(); }
 
 void AtomicFile::discard() noexcept {
-  uncached_.reset();
+  direct_.reset();
   if (descriptor_ >= 0) files_->close(std::exchange(descriptor_, -1));
   if (!temporary_.empty()) files_->remove(temporary_);
   temporary_.clear();
@@ -152,13 +150,13 @@ void AtomicFile::fail(const std::string& what, int code) {
 
 void AtomicFile::write(std::span<const std::byte> data) {
   CHECK(descriptor_ >= 0);
-  const int code = uncached_ ? uncached_->append(data) : write_all(*files_, descriptor_, data);
+  const int code = direct_ ? direct_->append(data) : write_all(*files_, descriptor_, data);
   if (code != 0) fail("cannot be written", code);
 }
 
 void AtomicFile::finish_appending() {
-  if (!uncached_) return;
-  const int code = uncached_->finish();
+  if (!direct_) return;
+  const int code = direct_->finish();
   if (code != 0) fail("cannot be written", code);
 }
 

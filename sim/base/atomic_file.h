@@ -17,12 +17,11 @@
 namespace ballast {
 
 class Files;
-class UncachedWrite;
+class DirectWrite;
 Files& system_files();
 
-// Whether what is written stays in the system's cache; of what is large it should not
-// (sim/base/uncached_write.h).
-enum class Cache : uint8_t { kUsed, kPassedBy };
+// The system's page cache, which large files should bypass (sim/base/direct_write.h).
+enum class Cache : uint8_t { kUsed, kBypassed };
 
 // Move-only. Destroyed without commit() it removes what was written and leaves the target alone.
 class AtomicFile {
@@ -42,10 +41,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text);
 
+  // All has been appended: gives back what a bypassed cache took of memory. Where it is bypassed
+  // nothing may be appended after that.
+  void finish_appending();
+
   // Whether what was written can be written again: not where the target is written directly.
   bool can_rewrite() const { return !temporary_.empty(); }
-  // Puts data in the place of bytes that were written. Requires can_rewrite(). Where the cache is
-  // passed by nothing may be appended after it.
+  // Puts data in the place of bytes that were written. Requires can_rewrite(). Finishes
+  // appending.
   void rewrite(int64_t first_byte, std::span<const std::byte> data);
 
   // Makes the content durable and puts it in the target's place; the file is closed after it.
@@ -56,7 +59,6 @@ class AtomicFile {
   friend void try_to_write(const std::string& path, const std::string& called, Files& files);
   [[noreturn]] void fail(const std::string& what, int code);
   void open_beside();
-  void finish_appending();
   void discard() noexcept;
 
   Files* files_;
@@ -64,7 +66,7 @@ class AtomicFile {
   std::string target_;     // with links resolved
   std::string temporary_;  // beside target_; empty where the target is written directly
   int descriptor_ = -1;
-  std::unique_ptr<UncachedWrite> uncached_;  // null where the cache is used
+  std::unique_ptr<DirectWrite> direct_;  // null where the cache is used
 };
 
 // All of `content` or nothing.

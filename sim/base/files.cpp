@@ -32,6 +32,11 @@ class SystemFiles : public Files {
   ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) override {
     return ::pread(descriptor, out.data(), out.size(), first_byte);
   }
+  int set_direct(int descriptor, bool direct) override {
+    const int flags = ::fcntl(descriptor, F_GETFL);
+    if (flags < 0) return -1;
+    return ::fcntl(descriptor, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT);
+  }
   int truncate(int descriptor, int64_t bytes) override { return ::ftruncate(descriptor, bytes); }
   int synchronise(int descriptor) override { return ::fsync(descriptor); }
   int lock(int descriptor) override { return ::flock(descriptor, LOCK_EX | LOCK_NB); }

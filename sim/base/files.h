@@ -28,6 +28,9 @@ class Files {
   virtual ssize_t write(int descriptor, std::span<const std::byte> data) = 0;
   virtual ssize_t write_at(int descriptor, int64_t first_byte, std::span<const std::byte> data) = 0;
   virtual ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) = 0;
+  // Whether what is written to it from now on bypasses the page cache, for which memory, places and
+  // lengths are to be aligned. EINVAL where the file system does not do that.
+  virtual int set_direct(int descriptor, bool direct) = 0;
   virtual int truncate(int descriptor, int64_t bytes) = 0;
   // Of a file or a folder: puts what was written, or the names that changed, onto the disk.
   virtual int synchronise(int descriptor) = 0;

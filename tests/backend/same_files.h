@@ -25,6 +25,9 @@ class SameFiles : public Files {
   ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) override {
     return inner_.read_at(descriptor, first_byte, out);
   }
+  int set_direct(int descriptor, bool direct) override {
+    return inner_.set_direct(descriptor, direct);
+  }
   int truncate(int descriptor, int64_t bytes) override {
     return inner_.truncate(descriptor, bytes);
   }

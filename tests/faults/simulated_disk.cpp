@@ -16,6 +16,12 @@ int fail_with(int code) {
   return -1;
 }
 
+// As a disk of 4,096 bytes a block asks for.
+bool is_aligned(std::span<const std::byte> data, int64_t first_byte) {
+  const auto memory = reinterpret_cast<uintptr_t>(data.data());
+  return (memory | data.size() | static_cast<uintptr_t>(first_byte)) % 4096 == 0;
+}
+
 }  // namespace
 
 SimulatedDisk::SimulatedDisk(uint64_t seed) : random_(seed), folders_{"/", "."} {}
@@ -251,6 +257,7 @@ ssize_t SimulatedDisk::put_bytes(int descriptor, int64_t first_byte,
                                  std::span<const std::byte> data) {
   Node* const node = file(descriptor);
   if (node == nullptr) return -1;
+  if (opening(descriptor)->is_direct && !is_aligned(data, first_byte)) return fail_with(EINVAL);
   if (!down_ && one_in_ > 0 && draw(one_in_) == 0) {
     if (draw(2) == 0) return fail_with(EINTR);
     data = data.first(static_cast<size_t>(1 + draw(std::max<int64_t>(std::ssize(data), 1))));
@@ -302,6 +309,17 @@ ssize_t SimulatedDisk::read_at(int descriptor, int64_t first_byte, std::span<std
   const auto size = static_cast<size_t>(std::min<int64_t>(left, std::ssize(out)));
   if (size > 0) std::memcpy(out.data(), node->content.data() + first_byte, size);
   return static_cast<ssize_t>(size);
+}
+
+// Refused one time in `one_in`, as by a file system that does not know it.
+int SimulatedDisk::set_direct(int descriptor, bool direct) {
+  const std::scoped_lock lock(mutex_);
+  if (down_) return down();
+  Opening* const of = opening(descriptor);
+  if (of == nullptr) return -1;
+  if (direct && one_in_ > 0 && draw(one_in_) == 0) return fail_with(EINVAL);
+  of->is_direct = direct;
+  return 0;
 }
 
 int SimulatedDisk::truncate(int descriptor, int64_t bytes) {

@@ -69,6 +69,7 @@ class SimulatedDisk : public Files {
   ssize_t write(int descriptor, std::span<const std::byte> data) override;
   ssize_t write_at(int descriptor, int64_t first_byte, std::span<const std::byte> data) override;
   ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) override;
+  int set_direct(int descriptor, bool direct) override;
   int truncate(int descriptor, int64_t bytes) override;
   int synchronise(int descriptor) override;
   int lock(int descriptor) override;
@@ -108,6 +109,7 @@ class SimulatedDisk : public Files {
     std::string folder;  // of one that is a folder
     int64_t position = 0;
     bool appends = false;
+    bool is_direct = false;
     int copies = 1;
   };
 

@@ -2,8 +2,9 @@
 //
 // Edges are found by running the program symbolically, in order, for a few steps, with the last
 // accesses of every tensor at hand: a read waits for the last writer, a write for the last writer
-// and every reader since. What reuses memory waits for all accesses of whatever lay there before,
-// and so for its own accesses in the step before, which that waited for, or something before that.
+// and every reader since. What reuses memory waits for all accesses of whatever lay there before.
+// It need not wait for its own accesses of the step before: what took its memory over waited for
+// them, and it waits for that, directly or through others.
 // Of the operations to wait for on one lane only the latest is kept, since lanes run in order.
 #include <algorithm>
 #include <array>
@@ -108,7 +109,7 @@ struct Extent {
   int64_t begin = 0, end = 0;
 };
 
-// Memory that is covered already, in ranges of which none touches another: few, as soon as most is.
+// Memory that is covered already, in ranges of which none touches another: few once most of the arena is.
 class Covered {
  public:
   // Covers [begin, end); `fresh` hears of each part that was not, in the order of addresses.
@@ -223,7 +224,7 @@ class Linker {
   }
 
   // Fills in who holds which memory at a step's end, and tells whose accesses the next step may
-  // have to wait for: not those of tensors whose memory others took over, all of it.
+  // have to wait for: not those of tensors that hold none of their memory at the end of this one.
   std::vector<bool> occupy_at_end() {
     std::vector<bool> leaves_trace(graph_.tensors.size(), true);
     std::vector<Covered> covered(occupied_.size());

@@ -13,8 +13,8 @@ namespace ballast {
 // rebalanced in memory that is scattered.
 class OccupiedMemory {
  public:
-  // [begin, end) becomes the tensor's. Appends to `replaced` the tensors of which it lay there
-  // before, or some of it, in the order of addresses. Bytes; an empty range replaces nothing.
+  // [begin, end) becomes the tensor's. Appends to `replaced` every tensor that held part of it,
+  // once for each stretch, in the order of addresses. Bytes; an empty range replaces nothing.
   void take(int64_t begin, int64_t end, TensorId tensor, std::vector<TensorId>& replaced);
 
  private:
