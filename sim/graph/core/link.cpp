@@ -109,7 +109,8 @@ struct Extent {
   int64_t begin = 0, end = 0;
 };
 
-// Memory that is covered already, in ranges of which none touches another: few once most of the arena is.
+// Memory that is covered already, in ranges of which none touches another: few once most of the
+// arena is.
 class Covered {
  public:
   // Covers [begin, end); `fresh` hears of each part that was not, in the order of addresses.
