@@ -147,6 +147,8 @@ int64_t best_period_steps(const LongRun& run, const Failures& failures) {
     const double ratio = dump / (2 * mean);
     work = std::sqrt(2 * dump * mean) * (1 + std::sqrt(ratio) / 3 + ratio / 9) - dump;
   }
+  // Where hardly anything fails a run that is longer than its days would be best.
+  work = std::min(work, run.days * kSecondsOfDay);
   return std::max<int64_t>(1, std::llround(work / run.step_time.seconds()));
 }
 

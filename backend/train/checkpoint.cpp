@@ -283,7 +283,15 @@ void CheckpointSnapshot::reserve(Bytes size) {
   if (memory_ && size <= memory_->size()) return;
   values_ = {};
   memory_.reset();  // first, for both may be too much
-  memory_ = std::make_unique<Arena>("of a checkpoint's copy", size, ArenaBacking::kWhole);
+  try {
+    memory_ = std::make_unique<Arena>("of a checkpoint's copy", size, ArenaBacking::kWhole);
+  } catch (const Error&) {
+    throw Error("--checkpoint",
+                fmt::format("a checkpoint is copied before it is written, and the system has no "
+                            "{:.3f} GB for that",
+                            size.gb()),
+                "add --pause-for-checkpoints, which needs no copy, or grant more memory");
+  }
 }
 
 std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, TrainingDevice& device,

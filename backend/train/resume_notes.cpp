@@ -55,8 +55,10 @@ std::span<const OptimizerSetting> optimizer_settings() { return kSettings; }
 
 std::map<std::string, std::string> learning_knobs(const Plan& plan) {
   std::map<std::string, std::string> knobs;
-  for (const KnobId id : {KnobId::kGlobalBatch, KnobId::kSequenceLength, KnobId::kDtype,
-                          KnobId::kProducts, KnobId::kGradients, KnobId::kMoments}) {
+  // Sums of other micro-batches, or of other pieces of one, are rounded elsewhere.
+  for (const KnobId id :
+       {KnobId::kGlobalBatch, KnobId::kMicroBatch, KnobId::kSequenceLength, KnobId::kLossChunks,
+        KnobId::kDtype, KnobId::kProducts, KnobId::kGradients, KnobId::kMoments}) {
     const Knob& knob = knob_of(id);
     knobs[std::string(knob.path)] = text_of(knob, knob.get(plan));
   }

@@ -1,13 +1,16 @@
 #include "cli/flags/arguments.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <limits>
 
 #include "cli/flags/memory_limit.h"
+#include "cli/terminal/standard_error.h"
 #include "profiles/names/meant.h"
 #include "profiles/names/words.h"
 #include "profiles/store.h"
@@ -123,7 +126,7 @@ std::string store_by_default() {
 std::string name_meant(const std::string& flag, const std::string& text, const std::string& kind) {
   const Meant meant = meant_by(text, kind);
   if (!meant.note.empty()) {
-    fmt::print(stderr, "{} {}: {}\n", flag, one_line(text), one_line(meant.note));
+    print_to_stderr("{} {}: {}\n", flag, one_line(text), one_line(meant.note));
   }
   return meant.name;
 }
@@ -134,6 +137,19 @@ CLI::Validator above_zero() {
 
 CLI::Validator zero_or_more() {
   return number_check([](double value) { return value >= 0; }, "is no finite number from 0 on");
+}
+
+CLI::Validator whole_number() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        uint64_t value = 0;
+        const char* const end = text.data() + text.size();
+        const auto [rest, error] = std::from_chars(text.data(), end, value);
+        if (error == std::errc() && rest == end) return std::string();
+        return "'" + text + "' is no whole number from 0 to " +
+               std::to_string(std::numeric_limits<uint64_t>::max());
+      },
+      "");
 }
 
 CLI::Validator share_below_one() {

@@ -19,6 +19,7 @@ namespace ballast {
 // double). Not a number and infinity do not pass.
 CLI::Validator above_zero();
 CLI::Validator zero_or_more();
+CLI::Validator whole_number();  // of 64 bits
 // From 0 to below 1, also as a float, in which a number near 1 may be 1.
 CLI::Validator share_below_one();
 

@@ -7,6 +7,7 @@
 #include "backend/comm/launch.h"
 #include "backend/measure/profile_host.h"
 #include "cli/flags/between_processes.h"
+#include "cli/terminal/standard_error.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -22,9 +23,9 @@ Patience patience_of(std::chrono::milliseconds most) {
   Patience patience;
   patience.most = most;
   patience.waiting = [most](const std::string& path, std::chrono::milliseconds so_far) {
-    fmt::print(stderr,
-               "waiting for the store {}: another program is writing to it ({:.0f} of {} s)\n",
-               one_line(path), static_cast<double>(so_far.count()) * 1e-3, most.count() / 1000);
+    print_to_stderr("waiting for the store {}: another program is writing to it ({:.0f} of {} s)\n",
+                    one_line(path), static_cast<double>(so_far.count()) * 1e-3,
+                    most.count() / 1000);
   };
   return patience;
 }

@@ -17,6 +17,7 @@
 #include "backend/measure/operation_times.h"
 #include "backend/measure/profile.h"
 #include "backend/train/make_device.h"
+#include "cli/terminal/standard_error.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"
 #include "sim/graph/build.h"
@@ -56,7 +57,8 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
       add("--data", flags.data,
           "Text file or folder (read as bytes), or token files *.bin [the compiler's C++ headers]",
           "PATH"));
-  add("--seed", flags.seed, "Of initial weights and of the order of the data [1]", "NUMBER");
+  add("--seed", flags.seed, "Of initial weights and of the order of the data [1]", "NUMBER")
+      ->check(whole_number());
   add("--lr", flags.learning_rate, "Peak learning rate, reached after the warm-up [0.001]",
       "NUMBER")
       ->check(above_zero());
@@ -175,7 +177,7 @@ bool is_first_rank() { return rank_of_this().rank == 0; }
 void tell_if_busy(const std::optional<MachineLoad>& load) {
   if (!load || launch_of_this().ranks > 1) return;
   const std::string text = busy_text(*load);
-  if (!text.empty()) fmt::print(stderr, "note: {}\n", text);
+  if (!text.empty()) print_to_stderr("note: {}\n", text);
 }
 
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
@@ -230,11 +232,10 @@ void set_compute_threads(const TrainingFlags& flags, Machine& machine) {
   Gpu& gpu = machine.gpu;
   if (!flags.compute_threads || *flags.compute_threads == gpu.compute_threads) return;
   if (!gpu.is_host_thread) return;  // a profile of a GPU, which says nothing of the host's threads
-  fmt::print(stderr,
-             "note: --compute-threads {}: this machine was profiled with {}, whose rates stand in "
-             "for what was not timed with {} (ballast profile --compute-threads {} measures it)\n",
-             *flags.compute_threads, gpu.compute_threads, *flags.compute_threads,
-             *flags.compute_threads);
+  print_to_stderr(
+      "note: --compute-threads {}: this machine was profiled with {}, whose rates stand in "
+      "for what was not timed with {} (ballast profile --compute-threads {} measures it)\n",
+      *flags.compute_threads, gpu.compute_threads, *flags.compute_threads, *flags.compute_threads);
   gpu.compute_threads = *flags.compute_threads;
 }
 
@@ -252,10 +253,10 @@ Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::strin
   if (const auto missing = first_missing(setting.model, setting.plan, all)) throw missing->error();
   std::string& adam = setting.plan.optimizer.adam;
   if (is_adam_of_another_program(adam) && !setting.machine.cpu.adam.contains(adam)) {
-    fmt::print(stderr,
-               "plan.optimizer.adam={} is another program's Adam: the same step runs here as "
-               "'best'\n",
-               adam);
+    print_to_stderr(
+        "plan.optimizer.adam={} is another program's Adam: the same step runs here as "
+        "'best'\n",
+        adam);
     adam = "best";
   }
   return setting;

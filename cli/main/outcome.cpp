@@ -11,6 +11,7 @@
 
 #include "backend/comm/launch.h"
 #include "backend/comm/mpi_ranks.h"
+#include "cli/terminal/standard_error.h"
 #include "cli/verbs/verbs.h"
 #include "sim/base/error.h"
 
@@ -25,7 +26,7 @@ int complain(const char* what) {
   const int rank = rank_of_this().rank;
   if (rank > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
   const std::string who = rank > 0 ? fmt::format("rank {}: ", rank) : "";
-  fmt::print(stderr, "ballast: {}{}\n", who, one_line(what));
+  print_to_stderr("ballast: {}{}\n", who, one_line(what));
   std::fflush(stderr);
   mpi_end(kBadInput);
   return kBadInput;

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "cli/terminal/interrupt.h"
+#include "cli/terminal/standard_error.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
 
@@ -91,8 +92,8 @@ void MetricsFile::cut_from(int64_t first_step) {
   }
   if (files_.truncate(descriptor_, bytes_) != 0) fail(errno);
   if (bytes_ > 0 && next < first_step) {
-    fmt::print(stderr, "note: --metrics {} lacks steps {} to {}; it goes on with step {}\n", path_,
-               next, first_step - 1, first_step);
+    print_to_stderr("note: --metrics {} lacks steps {} to {}; it goes on with step {}\n", path_,
+                    next, first_step - 1, first_step);
   }
 }
 
@@ -124,8 +125,8 @@ void MetricsFile::add(int64_t step, const std::string& line) {
   failure_ = {step, code};
   // What cannot be cut either is cut by the run that goes on with the file.
   if (is_regular_ && files_.truncate(descriptor_, bytes_) != 0) failure_->code = errno;
-  fmt::print(stderr, "note: --metrics {} cannot be written from step {} on: {}; training goes on\n",
-             path_, step, fault_name(failure_->code));
+  print_to_stderr("note: --metrics {} cannot be written from step {} on: {}; training goes on\n",
+                  path_, step, fault_name(failure_->code));
 }
 
 void MetricsFile::require_whole() const {

@@ -1,15 +1,25 @@
 #include "cli/terminal/interrupt.h"
 
+#include <cerrno>
 #include <csignal>
+#include <string_view>
+#include <unistd.h>
 
 namespace ballast {
 namespace {
 
-// A signal handler can reach nothing else: the one mutable global of the program.
+// A signal handler can reach nothing else: the only mutable globals of the program.
 volatile std::sig_atomic_t g_interrupted = 0;
+// Whether somebody watches.
+volatile std::sig_atomic_t g_tells = 0;
+
+constexpr std::string_view kFirst = "\nending; a second time ends at once, and keeps nothing\n";
 
 void note(int signal_number) {
   g_interrupted = 1;
+  const int code = errno;
+  if (g_tells != 0 && ::write(STDERR_FILENO, kFirst.data(), kFirst.size()) < 0) g_tells = 0;
+  errno = code;
   std::signal(signal_number, SIG_DFL);
 }
 
@@ -25,6 +35,7 @@ void set_handler(int signal_number, void (*handler)(int)) {
 
 InterruptWatch::InterruptWatch() {
   g_interrupted = 0;
+  g_tells = ::isatty(STDERR_FILENO);
   for (const int signal_number : kSignals) set_handler(signal_number, note);
 }
 

@@ -1,5 +1,5 @@
 // Ctrl-C (and SIGTERM, SIGHUP) as a question that a running job asks from time to time. A second
-// one ends the program at once.
+// one ends the program at once, which the first says where standard error is a terminal.
 #pragma once
 
 namespace ballast {

@@ -6,6 +6,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "cli/terminal/standard_error.h"
+
 namespace ballast {
 namespace {
 
@@ -32,7 +34,7 @@ Progress::Progress(std::string title, Kind kind)
 }
 
 Progress::~Progress() {
-  if (line_is_open_) fmt::print(stderr, "{}", kind_ == Kind::kMoment ? "\r\x1b[K" : "\n");
+  if (line_is_open_) print_to_stderr("{}", kind_ == Kind::kMoment ? "\r\x1b[K" : "\n");
 }
 
 void Progress::show(double share, const std::string& text) {
@@ -44,13 +46,13 @@ void Progress::show(double share, const std::string& text) {
 
 void Progress::finish(const std::string& text, double share) {
   draw(share, text);
-  if (line_is_open_) fmt::print(stderr, "\n");
+  if (line_is_open_) print_to_stderr("\n");
   line_is_open_ = false;
 }
 
 void Progress::tell(const std::string& line) {
   if (!terminal_) return;
-  fmt::print(stderr, "{}{}\n", line_is_open_ ? "\r\x1b[K" : "", line);
+  print_to_stderr("{}{}\n", line_is_open_ ? "\r\x1b[K" : "", line);
   line_is_open_ = false;
   next_ = Clock::now();
 }
@@ -58,14 +60,14 @@ void Progress::tell(const std::string& line) {
 void Progress::draw(double share, const std::string& text) {
   share = std::clamp(share, 0.0, 1.0);
   if (!terminal_) {
-    fmt::print(stderr, "{} {:3.0f} %  {}\n", title_, 100 * share, text);
+    print_to_stderr("{} {:3.0f} %  {}\n", title_, 100 * share, text);
     return;
   }
   const int filled = static_cast<int>(share * kBarWidth);
   std::string line = fmt::format("{} [{:#<{}}{:.<{}}] {:3.0f} %  {}", title_, "", filled, "",
                                  kBarWidth - filled, 100 * share, text);
   line.resize(std::min(line.size(), terminal_width() - 1));
-  fmt::print(stderr, "\r\x1b[K{}", line);
+  print_to_stderr("\r\x1b[K{}", line);
   std::fflush(stderr);
   line_is_open_ = true;
 }

@@ -8,6 +8,7 @@
 #include "autotune/bounds/layer_costs.h"
 #include "autotune/complete/first_plan.h"
 #include "autotune/complete/layouts/ranking.h"
+#include "cli/terminal/standard_error.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "cli/tune/choice_progress.h"
@@ -233,7 +234,7 @@ void SearchCache::keep(const SearchRecord& record) const {
   try {
     open_store(store_).append(record);
   } catch (const Error& error) {
-    fmt::print(stderr, "this search is not kept: {}\n", one_line(error.what()));
+    print_to_stderr("this search is not kept: {}\n", one_line(error.what()));
   }
 }
 

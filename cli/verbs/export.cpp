@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete/complete.h"
+#include "cli/terminal/standard_error.h"
 #include "cli/text/prediction.h"
 #include "cli/tune/choice_progress.h"
 #include "profiles/frameworks/frameworks.h"
@@ -97,7 +98,7 @@ int run_export(Words words) {
     const Measurements measurements = measurements_of(setting.machine, flags.store);
     Completed completed = complete_in_sight(setting, &measurements);
     if (!completed.prediction.fits) {
-      fmt::print(stderr, "the plan does not fit: {}\n", completed.prediction.reason);
+      print_to_stderr("the plan does not fit: {}\n", completed.prediction.reason);
       return kInfeasible;
     }
     setting = std::move(completed.setting);
@@ -111,7 +112,7 @@ int run_export(Words words) {
   }
   if (!flags.output.out) fmt::print("{}", exported.text);
   std::fflush(stdout);
-  fmt::print(stderr, "{}", remarks_of(exported, facts));
+  print_to_stderr("{}", remarks_of(exported, facts));
   return kDone;
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/terminal/standard_error.h"
 #include "cli/text/prediction.h"
 #include "profiles/frameworks/frameworks.h"
 #include "sim/base/atomic_file.h"
@@ -130,11 +131,10 @@ int run_import(Words words) {
   }
   std::fflush(stdout);
   for (const AssumedOption& one : imported.assumed) {
-    fmt::print(stderr, "assumed: {} {}: {}\n", one_line(one.option), one.value, one.reason);
+    print_to_stderr("assumed: {} {}: {}\n", one_line(one.option), one.value, one.reason);
   }
   for (const IgnoredOption& one : imported.ignored) {
-    fmt::print(stderr, "ignored: {} {}: {}\n", one_line(one.option), one_line(one.value),
-               one.reason);
+    print_to_stderr("ignored: {} {}: {}\n", one_line(one.option), one_line(one.value), one.reason);
   }
   return kDone;
 }

@@ -18,6 +18,7 @@
 #include "cli/run/metrics_file.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/progress.h"
+#include "cli/terminal/standard_error.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "cli/tune/choice_progress.h"
@@ -334,10 +335,10 @@ void print_divergence(const TrainFlags& flags, const TrainResult& result) {
   } else if (!flags.checkpoint_folder) {
     kept = "nothing was kept, for there is no --checkpoint DIR";
   }
-  fmt::print(stderr,
-             "step {}: {}, and nothing was finite from there on: training ends; {}; use a smaller "
-             "--lr or --weight-decay\n",
-             divergence.step + 1, divergence.what, kept);
+  print_to_stderr(
+      "step {}: {}, and nothing was finite from there on: training ends; {}; use a smaller "
+      "--lr or --weight-decay\n",
+      divergence.step + 1, divergence.what, kept);
 }
 
 void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
@@ -390,7 +391,7 @@ void print_notes(const TrainFlags& flags, const Setting& setting, const Trainer&
     const std::string other = other_model_beside(*flags.training.import_file, setting.model);
     if (!other.empty()) notes.push_back(other);
   }
-  for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", one_line(note));
+  for (const std::string& note : notes) print_to_stderr("note: {}\n", one_line(note));
 }
 
 // The same ones whatever the micro-batch, in whole micro-batches.
@@ -402,6 +403,7 @@ int64_t held_out_sequences(const Plan& plan) {
 
 TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   const Setting& setting = completed.setting;
+  ignore_broken_pipes();  // who no longer reads its progress costs no training
   std::optional<ExportTarget> target;
   if (flags.export_path) {
     std::optional<int64_t> most;

@@ -135,6 +135,14 @@ TEST(Goodput, best_period_is_best_and_near_youngs) {
   EXPECT_NEAR(static_cast<double>(best_period_steps(run, rare)) / young, 1, 0.03);
 }
 
+TEST(Goodput, best_period_is_at_most_the_whole_run) {
+  const LongRun run = a_run();
+  const auto steps = static_cast<int64_t>(run.days * kSecondsOfDay / run.step_time.seconds());
+  for (const double rate : {1e-20, 1e-300}) {
+    EXPECT_EQ(best_period_steps(run, {rate, seconds(60), seconds(300)}), steps) << rate;
+  }
+}
+
 // Llama 3 405B on 16,384 H100: 466 interruptions in 54 days, more than 90 % of the time training
 // (arXiv 2407.21783, section 3.3.4). What a restart and a checkpoint took is not said: of
 // checkpoints every five minutes that take 2 s, restarts of five and ten minutes keep so much.

@@ -174,6 +174,19 @@ TEST(Tidy, nothing_is_left_for_later) {
   }
 }
 
+// Where standard error cannot be written it throws.
+TEST(Tidy, nothing_but_print_to_stderr_prints_there) {
+  const std::string throwing =
+      "print("
+      "stderr";
+  for (const Source& source : sources()) {
+    if (source.path.starts_with("bench/") || source.path.starts_with("tests/")) continue;
+    for (size_t i = 0; i < source.lines.size(); ++i) {
+      EXPECT_EQ(source.lines[i].find(throwing), std::string::npos) << source.path << ":" << i + 1;
+    }
+  }
+}
+
 TEST(Tidy, every_header_begins_with_what_it_is_for) {
   int headers = 0;
   for (const Source& source : sources()) {

@@ -299,6 +299,10 @@ TEST_F(BadInput, numbers_that_no_formula_takes_are_refused) {
   const std::string paced = "verify --model tiny.json --machine gh200-96gb-480gb --device paced ";
   expect_refusal(paced + "--slow-down nan", {"--slow-down: nan", "finite"});
   expect_refusal(std::string(kTrain) + "--data text.txt --lr nan", {"--lr: nan", "finite"});
+  for (const char* const seed : {"-1", "99999999999999999999", "1.5", "x"}) {
+    expect_refusal(std::string(kTrain) + "--data text.txt --seed " + seed,
+                   {"--seed: ", seed, "whole number"});
+  }
   const Outcome negative = bench.run("tune --model gpt2 --deadline -1");
   EXPECT_EQ(negative.code, 2);
   EXPECT_LT(negative.output.size(), 120U) << negative.output;

@@ -108,6 +108,25 @@ TEST_F(Faults, what_cannot_be_written_ends_a_run_before_its_first_step) {
   EXPECT_FALSE(bench.exists("s.db"));
 }
 
+TEST_F(Faults, an_unwritable_standard_error_costs_no_step_and_no_checkpoint) {
+  for (const char* const where : {"2> /dev/full", "2>&-"}) {
+    const Outcome outcome = bench.shell(
+        "$BALLAST " + line("--steps 30 --checkpoint kept --export w.safetensors ") + where);
+    EXPECT_EQ(outcome.code, 0) << where << outcome.output;
+    EXPECT_TRUE(bench.exists("kept/step-00000030.safetensors")) << where;
+    EXPECT_TRUE(bench.exists("w.safetensors")) << where;
+    EXPECT_EQ(bench.shell(std::string("rm -r kept; $BALLAST predict --model nope ") + where).code,
+              2);
+  }
+}
+
+TEST_F(Faults, a_reader_that_goes_away_costs_no_step_and_no_checkpoint) {
+  bench.shell("{ $BALLAST " + line("--steps 30 --checkpoint kept") +
+              " 2>&1; echo $? > code; } | head -n 1");
+  EXPECT_TRUE(bench.exists("kept/step-00000030.safetensors"));
+  EXPECT_EQ(bench.read("code"), "2\n");  // the result was not told
+}
+
 // No disk of this test has room for 100 TB.
 TEST_F(Faults, weights_that_the_disk_has_no_room_for_are_refused_before_they_are_there) {
   Model model = load_model("gpt-1t");
