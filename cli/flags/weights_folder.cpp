@@ -55,6 +55,10 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
       throw Error("--max-shard-size", "--export " + path + " is one file",
                   "export a folder, or leave the size out");
     }
+    if (fs::path(path).extension() != ".safetensors" && fs::is_regular_file(path, failure)) {
+      throw Error("--export " + path, "it is a file that is there already, and may be anything",
+                  "name FILE.safetensors, or a folder");
+    }
     try_to_write(path, "--export " + path);
     require_room_for(model, path, folder_of(path));
     return {path, std::nullopt, std::nullopt, ""};

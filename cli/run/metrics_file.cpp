@@ -31,14 +31,13 @@ MetricsFile::MetricsFile(const std::optional<std::string>& path, Mode mode, int6
                          Files& files)
     : files_(files), path_(path.value_or("")) {
   if (!path) return;
-  const int cut = mode == Mode::kNew ? O_TRUNC : 0;
-  descriptor_ = files_.open(path_, O_WRONLY | O_CREAT | O_APPEND | cut, 0666);
+  descriptor_ = files_.open(path_, O_WRONLY | O_CREAT | O_APPEND, 0666);
   if (descriptor_ < 0) fail(errno);
   struct stat found{};
   is_regular_ = files_.status(descriptor_, found) == 0 && S_ISREG(found.st_mode);
   try {
     if (is_regular_) {
-      if (mode == Mode::kContinue) cut_from(first_step);
+      mode == Mode::kContinue ? cut_from(first_step) : replace();
       try_to_grow();
     } else {
       ignore_broken_pipes();  // a reader that goes away costs the metrics
@@ -72,6 +71,22 @@ std::string MetricsFile::content() const {
   return text;
 }
 
+// Of an earlier run, whose only line may have been cut short; a file that holds something else was
+// named by mistake.
+void MetricsFile::replace() {
+  const std::string text = content();
+  if (text.empty()) return;
+  const std::string line = text.substr(0, text.find('\n'));
+  const bool is_cut = line.size() == text.size() && text.starts_with("{\"step\"");
+  const bool is_lost = line.find('\0') != std::string::npos;
+  if (!step_of(line) && !is_cut && !is_lost) {
+    throw Error("--metrics " + path_, "it holds something else than metrics",
+                "name another file, or remove it");
+  }
+  if (files_.truncate(descriptor_, 0) != 0) fail(errno);
+  print_to_stderr("note: --metrics {} replaces the metrics of an earlier run\n", path_);
+}
+
 // Keeps the lines before that step. The last may have been cut short by whatever ended that run; a
 // power cut may also have left zeros where blocks were not on the disk yet, and nothing is believed
 // from there on.
@@ -91,6 +106,9 @@ void MetricsFile::cut_from(int64_t first_step) {
     next = *step + 1;
   }
   if (files_.truncate(descriptor_, bytes_) != 0) fail(errno);
+  if (first_step == 0 && step_of(line)) {
+    print_to_stderr("note: --metrics {} replaces the metrics of an earlier run\n", path_);
+  }
   if (bytes_ > 0 && next < first_step) {
     print_to_stderr("note: --metrics {} lacks steps {} to {}; it goes on with step {}\n", path_,
                     next, first_step - 1, first_step);

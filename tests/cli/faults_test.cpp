@@ -181,6 +181,21 @@ TEST_F(Faults, metrics_of_a_resumed_run_have_every_step_once) {
   EXPECT_EQ(bench.read("diary.txt"), "Monday\n");
 }
 
+TEST_F(Faults, files_that_are_something_else_are_not_written_over) {
+  bench.write("diary.txt", "Monday\n");
+  expect_refusal("--steps 1 --metrics diary.txt", {"--metrics diary.txt", "something else"});
+  expect_refusal("--steps 1 --export diary.txt", {"--export diary.txt", "FILE.safetensors"});
+  EXPECT_EQ(bench.read("diary.txt"), "Monday\n");
+  const std::string replaces = "note: --metrics m.jsonl replaces the metrics of an earlier run";
+  EXPECT_FALSE(train("--steps 3 --metrics m.jsonl").says(replaces));
+  for (const char* const flags : {"", "--checkpoint kept --resume "}) {
+    const Outcome again = train(std::string(flags) + "--steps 1 --metrics m.jsonl");
+    EXPECT_EQ(again.code, 0) << again.output;
+    EXPECT_TRUE(again.says(replaces)) << flags << again.output;
+    EXPECT_EQ(std::ranges::count(bench.read("m.jsonl"), '\n'), 1) << flags;
+  }
+}
+
 TEST_F(Faults, unfinished_copies_of_dead_processes_are_swept) {
   bench.shell("mkdir kept");
   const std::vector<std::string> ours = {"kept/step-00000007.safetensors.part-77-0",

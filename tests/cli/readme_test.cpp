@@ -33,6 +33,29 @@ TEST(Readme, every_command_it_shows_can_be_run) {
   EXPECT_GE(commands, 1);
 }
 
+// Where it shows what a command prints, that is what it prints; but for what runs the plan, which
+// is the build's.
+TEST(Readme, shows_what_its_commands_print) {
+  const Workbench bench;
+  const std::string program = "    $ build/ballast ";
+  std::set<std::string> printed;
+  int shown = 0;
+  for (const std::string& line : lines_of("README.md")) {
+    if (line.starts_with(program)) {
+      std::istringstream output(bench.run(line.substr(program.size())).output);
+      for (std::string one; std::getline(output, one);) printed.insert(one);
+    } else if (printed.empty() || line.empty() || line.starts_with("    to run it ")) {
+      continue;
+    } else if (!line.starts_with("    ")) {
+      printed.clear();  // the text goes on
+    } else {
+      ++shown;
+      EXPECT_TRUE(printed.contains(line.substr(4))) << line;
+    }
+  }
+  EXPECT_GT(shown, 15);
+}
+
 // The one list of them that a page has.
 TEST(DesignPage, names_the_strategies_that_are_chosen_among) {
   std::string page;
