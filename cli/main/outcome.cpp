@@ -1,13 +1,16 @@
 #include "cli/main/outcome.h"
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <new>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <unistd.h>
 
 #include "backend/comm/launch.h"
 #include "backend/comm/mpi_ranks.h"
@@ -32,6 +35,16 @@ int complain(const char* what) {
   return kBadInput;
 }
 
+// A stream that the caller closed would be the number of the next file that is opened, and what is
+// told there would be written into that: it is one that takes nothing instead.
+void hold_closed_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    const bool is_closed = ::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF;
+    // The lowest number that is free.
+    if (is_closed && ::open("/dev/null", O_RDONLY) != descriptor) return;
+  }
+}
+
 int run(int argc, char** argv) {
   // One of several ranks prints.
   const bool silent = rank_of_this().rank > 0;
@@ -46,6 +59,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int outcome_of(int argc, char** argv) {
+  hold_closed_streams();
   try {
     return run(argc, argv);
   } catch (const Error& error) {

@@ -115,6 +115,7 @@ TEST_F(Faults, an_unwritable_standard_error_costs_no_step_and_no_checkpoint) {
     EXPECT_EQ(outcome.code, 0) << where << outcome.output;
     EXPECT_TRUE(bench.exists("kept/step-00000030.safetensors")) << where;
     EXPECT_TRUE(bench.exists("w.safetensors")) << where;
+    EXPECT_EQ(train("--steps 31 --checkpoint kept --resume").code, 0) << where;
     EXPECT_EQ(bench.shell(std::string("rm -r kept; $BALLAST predict --model nope ") + where).code,
               2);
   }
