@@ -71,6 +71,10 @@ std::string MetricsFile::content() const {
   return text;
 }
 
+void MetricsFile::tell_that_it_replaces() const {
+  print_to_stderr("note: --metrics {} replaces the metrics of an earlier run\n", path_);
+}
+
 // Of an earlier run, whose only line may have been cut short; a file that holds something else was
 // named by mistake.
 void MetricsFile::replace() {
@@ -84,7 +88,7 @@ void MetricsFile::replace() {
                 "name another file, or remove it");
   }
   if (files_.truncate(descriptor_, 0) != 0) fail(errno);
-  print_to_stderr("note: --metrics {} replaces the metrics of an earlier run\n", path_);
+  tell_that_it_replaces();
 }
 
 // Keeps the lines before that step. The last may have been cut short by whatever ended that run; a
@@ -106,9 +110,7 @@ void MetricsFile::cut_from(int64_t first_step) {
     next = *step + 1;
   }
   if (files_.truncate(descriptor_, bytes_) != 0) fail(errno);
-  if (first_step == 0 && step_of(line)) {
-    print_to_stderr("note: --metrics {} replaces the metrics of an earlier run\n", path_);
-  }
+  if (first_step == 0 && step_of(line)) tell_that_it_replaces();
   if (bytes_ > 0 && next < first_step) {
     print_to_stderr("note: --metrics {} lacks steps {} to {}; it goes on with step {}\n", path_,
                     next, first_step - 1, first_step);

@@ -37,6 +37,7 @@ class MetricsFile {
   [[noreturn]] void fail(int code) const;
   void try_to_grow();
   std::string content() const;
+  void tell_that_it_replaces() const;
   void replace();
   void cut_from(int64_t first_step);
   int put(const std::string& text);  // 0, or the error's number

@@ -1,5 +1,5 @@
-// Large files that pass the system's cache by: the bytes are those that were given, wherever the
-// pieces end and whatever a file system takes.
+// Large files that bypass the page cache: the bytes are those that were given, wherever the chunks
+// end and whatever a file system takes.
 #include "sim/base/direct_write.h"
 
 #include <cerrno>
