@@ -6,6 +6,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
+#include <iterator>
+#include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,88 +27,158 @@ constexpr int kApplication = 0x42414c53;               // "BALS" in the file's h
 constexpr auto kPoll = std::chrono::milliseconds(20);  // between two looks at a store in use
 constexpr int kNoticeEvery = 10;                       // times Patience::notice
 
-// Appending is enforced by triggers, added per table below.
-constexpr const char* kTables = R"(
-  CREATE TABLE measurements (
-    id INTEGER PRIMARY KEY, machine TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
-    operation TEXT NOT NULL, operation_group TEXT NOT NULL, flops REAL NOT NULL,
-    bytes INTEGER NOT NULL, median_ns REAL NOT NULL, deviation_ns REAL NOT NULL,
-    created_utc TEXT NOT NULL, commit_id TEXT NOT NULL, ballast_version TEXT NOT NULL);
-  CREATE INDEX measurements_by_host ON measurements (machine, device, driver, operation);
-  CREATE TABLE machine_facts (
-    id INTEGER PRIMARY KEY, machine TEXT NOT NULL, profile_json TEXT NOT NULL,
-    created_utc TEXT NOT NULL, commit_id TEXT NOT NULL, ballast_version TEXT NOT NULL);
-  CREATE TABLE verify_records (
-    id INTEGER PRIMARY KEY, machine TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
-    plan_json TEXT NOT NULL, predicted_step_ns REAL NOT NULL, measured_step_ns REAL NOT NULL,
-    metrics_json TEXT NOT NULL, created_utc TEXT NOT NULL, commit_id TEXT NOT NULL,
-    ballast_version TEXT NOT NULL);
-  CREATE TABLE tune_results (
-    id INTEGER PRIMARY KEY, machine TEXT NOT NULL, model TEXT NOT NULL, plan_json TEXT NOT NULL,
-    predicted_step_ns REAL NOT NULL, result_json TEXT NOT NULL, created_utc TEXT NOT NULL,
-    commit_id TEXT NOT NULL, ballast_version TEXT NOT NULL);
-)";
-// Came later: made when first written to, and empty where it is not there. Eight words in hex.
-constexpr const char* kAlgorithms = "gemm_algorithms";
-constexpr const char* kAlgorithmTable = R"(
-  CREATE TABLE gemm_algorithms (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, words TEXT NOT NULL, created_utc TEXT NOT NULL,
-    commit_id TEXT NOT NULL, ballast_version TEXT NOT NULL);
-  CREATE INDEX gemm_algorithms_by_key ON gemm_algorithms (key);
-)";
-// Likewise. `scope` is operation or group, `name` a cost key or a cost group; `profile` is the
-// newest profile of the machine (an id of machine_facts) at that time, or 0.
-constexpr const char* kCorrections = "corrections";
-constexpr const char* kCorrectionTable = R"(
-  CREATE TABLE corrections (
-    id INTEGER PRIMARY KEY, machine TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
-    scope TEXT NOT NULL, name TEXT NOT NULL, factor REAL NOT NULL, profile INTEGER NOT NULL,
-    created_utc TEXT NOT NULL, commit_id TEXT NOT NULL,
-    ballast_version TEXT NOT NULL);
-  CREATE INDEX corrections_by_host ON corrections (machine, device, driver, scope, name);
-)";
-// Likewise. `digest` finds a question, which is long; the text decides.
-constexpr const char* kSearches = "searches";
-constexpr const char* kSearchTable = R"(
-  CREATE TABLE searches (
-    id INTEGER PRIMARY KEY, digest TEXT NOT NULL, question TEXT NOT NULL,
-    answer_json TEXT NOT NULL, created_utc TEXT NOT NULL, commit_id TEXT NOT NULL,
-    ballast_version TEXT NOT NULL);
-  CREATE INDEX searches_by_digest ON searches (digest);
-)";
-constexpr const char* kNewestProfile =
+// Rows that are only appended, which triggers see to. Each ends with when it was written and by
+// whom, and with a digest of all that is in it (row_digest of profiles/store_sqlite.h).
+struct Column {
+  std::string_view name, type;
+  std::string_view value = "?";  // what is inserted
+};
+struct Table {
+  std::string_view name;
+  std::span<const Column> columns;
+  std::string_view found_by = {};  // columns of its index
+};
+
+constexpr std::string_view kText = "TEXT NOT NULL", kReal = "REAL NOT NULL",
+                           kWhole = "INTEGER NOT NULL";
+constexpr std::string_view kNewestProfile =
     "(SELECT coalesce(max(id), 0) FROM machine_facts WHERE machine = ?)";
-constexpr const char* kTableNames[] = {"measurements", "machine_facts", "verify_records",
-                                       "tune_results"};
-constexpr const char* kNow = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')";
+
+constexpr Column kMeasurementColumns[] = {
+    {"machine", kText},   {"device", kText},          {"driver", kText},
+    {"operation", kText}, {"operation_group", kText}, {"flops", kReal},
+    {"bytes", kWhole},    {"median_ns", kReal},       {"deviation_ns", kReal}};
+constexpr Column kMachineColumns[] = {{"machine", kText}, {"profile_json", kText}};
+constexpr Column kVerifyColumns[] = {{"machine", kText},
+                                     {"device", kText},
+                                     {"driver", kText},
+                                     {"plan_json", kText},
+                                     {"predicted_step_ns", kReal},
+                                     {"measured_step_ns", kReal},
+                                     {"metrics_json", kText}};
+constexpr Column kTuneColumns[] = {{"machine", kText},
+                                   {"model", kText},
+                                   {"plan_json", kText},
+                                   {"predicted_step_ns", kReal},
+                                   {"result_json", kText}};
+// Eight words in hex.
+constexpr Column kAlgorithmColumns[] = {{"key", kText}, {"words", kText}};
+// `scope` is operation or group, `name` a cost key or a cost group; `profile` is the newest profile
+// of the machine (an id of machine_facts) at that time, or 0.
+constexpr Column kCorrectionColumns[] = {{"machine", kText},
+                                         {"device", kText},
+                                         {"driver", kText},
+                                         {"scope", kText},
+                                         {"name", kText},
+                                         {"factor", kReal},
+                                         {"profile", kWhole, kNewestProfile}};
+// `digest` finds a question, which is long; the text decides.
+constexpr Column kSearchColumns[] = {
+    {"digest", kText}, {"question", kText}, {"answer_json", kText}};
+constexpr Column kEveryRow[] = {{"created_utc", kText, "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"},
+                                {"commit_id", kText},
+                                {"ballast_version", kText}};
+
+constexpr Table kMeasurementTable{"measurements", kMeasurementColumns,
+                                  "machine, device, driver, operation"};
+constexpr Table kMachineTable{"machine_facts", kMachineColumns};
+constexpr Table kVerifyTable{"verify_records", kVerifyColumns};
+constexpr Table kTuneTable{"tune_results", kTuneColumns};
+// The last three came later: made when first written to, and empty where they are not there.
+constexpr Table kAlgorithmTable{"gemm_algorithms", kAlgorithmColumns, "key"};
+constexpr Table kCorrectionTable{"corrections", kCorrectionColumns,
+                                 "machine, device, driver, scope, name"};
+constexpr Table kSearchTable{"searches", kSearchColumns, "digest"};
+constexpr const Table* kFirstTables[] = {&kMeasurementTable, &kMachineTable, &kVerifyTable,
+                                         &kTuneTable};
+constexpr const Table* kTables[] = {&kMeasurementTable, &kMachineTable,   &kVerifyTable,
+                                    &kTuneTable,        &kAlgorithmTable, &kCorrectionTable,
+                                    &kSearchTable};
 
 double to_ns(Duration time) { return static_cast<double>(time.ps) / 1000.0; }
 
-void forbid_changes(sqlite3* database, const std::string& path, const char* table) {
+std::vector<Column> columns_of(const Table& table) {
+  std::vector<Column> all(table.columns.begin(), table.columns.end());
+  all.insert(all.end(), std::begin(kEveryRow), std::end(kEveryRow));
+  return all;
+}
+
+std::string names_of(const std::vector<Column>& columns) {
+  std::string names;
+  for (const Column& column : columns) {
+    names += (names.empty() ? "" : ", ") + std::string(column.name);
+  }
+  return names;
+}
+
+// Of the values of a row, by their columns. With the id, which says what is newest.
+std::string digest_sql(const Table& table) {
+  return fmt::format("row_digest('{}', id, {})", table.name, names_of(columns_of(table)));
+}
+
+std::string insert_sql(const Table& table) {
+  const std::vector<Column> columns = columns_of(table);
+  std::string values = fmt::format("(SELECT coalesce(max(id), 0) + 1 FROM {}) AS id", table.name);
+  for (const Column& column : columns) {
+    values += fmt::format(", {} AS {}", column.value, column.name);
+  }
+  return fmt::format("INSERT INTO {} (id, {}, row_digest) SELECT *, {} FROM (SELECT {})",
+                     table.name, names_of(columns), digest_sql(table), values);
+}
+
+void forbid_changes(sqlite3* database, const std::string& path, const Table& table) {
   for (const char* change : {"UPDATE", "DELETE"}) {
     execute(database, path,
             fmt::format("CREATE TRIGGER {0}_keeps_on_{1} BEFORE {1} ON {0} "
                         "BEGIN SELECT RAISE(ABORT, 'rows are only appended'); END",
-                        table, change));
+                        table.name, change));
   }
 }
 
-struct LaterTable {
-  const char* name;
-  const char* sql;
-};
-
-void add_table(sqlite3* database, const std::string& path, const LaterTable& table) {
+void add_table(sqlite3* database, const std::string& path, const Table& table) {
   if (has_table(database, path, table.name)) return;
-  execute(database, path, table.sql);
-  forbid_changes(database, path, table.name);
+  std::string columns = "id INTEGER PRIMARY KEY";
+  for (const Column& column : columns_of(table)) {
+    columns += fmt::format(", {} {}", column.name, column.type);
+  }
+  execute(database, path,
+          fmt::format("CREATE TABLE {} ({}, row_digest TEXT)", table.name, columns));
+  if (!table.found_by.empty()) {
+    execute(database, path,
+            fmt::format("CREATE INDEX {0}_index ON {0} ({1})", table.name, table.found_by));
+  }
+  forbid_changes(database, path, table);
 }
 
 void create_tables(sqlite3* database, const std::string& path) {
-  execute(database, path, kTables);
-  for (const char* table : kTableNames) forbid_changes(database, path, table);
+  for (const Table* table : kFirstTables) add_table(database, path, *table);
   execute(database, path, fmt::format("PRAGMA application_id = {}", kApplication));
   execute(database, path, fmt::format("PRAGMA user_version = {}", kSchemaVersion));
+}
+
+bool has_digests(sqlite3* database, const std::string& path, const Table& table) {
+  return has_column(database, path, table.name, "row_digest");
+}
+
+// Stores that are older than the digests get the column; what an older program appends has none.
+void add_digests(sqlite3* database, const std::string& path) {
+  for (const Table* table : kTables) {
+    if (!has_table(database, path, table->name) || has_digests(database, path, *table)) continue;
+    execute(database, path, fmt::format("ALTER TABLE {} ADD COLUMN row_digest TEXT", table->name));
+  }
+}
+
+// SQLite sees to its pages and its indices, and does not know what a row said.
+void check_rows(sqlite3* database, const std::string& path) {
+  for (const Table* table : kTables) {
+    if (!has_table(database, path, table->name) || !has_digests(database, path, *table)) continue;
+    Statement wrong(database, path,
+                    fmt::format("SELECT id FROM {} WHERE row_digest <> {} LIMIT 1", table->name,
+                                digest_sql(*table)));
+    if (!wrong.next()) continue;
+    fail_as_damaged(
+        path, fmt::format("row {} of {} is not what was written", wrong.whole(), table->name));
+  }
 }
 
 void check_is_store(sqlite3* database, const std::string& path) {
@@ -119,9 +192,10 @@ void check_is_store(sqlite3* database, const std::string& path) {
                             kSchemaVersion),
                 "use that version, or give another --store");
   }
-  Statement sound(database, path, "PRAGMA quick_check(1)");
+  Statement sound(database, path, "PRAGMA integrity_check(1)");
   const std::string verdict = sound.next() ? sound.text() : "no answer";
   if (verdict != "ok") fail_as_damaged(path, verdict);
+  check_rows(database, path);
 }
 
 void make_folder_of(const std::string& path) {
@@ -200,6 +274,7 @@ Store::Store(const std::string& path, Origin origin, Patience patience)
   Transaction transaction(database_.get(), path_);
   if (!has_tables(database_.get(), path_)) create_tables(database_.get(), path_);
   check_is_store(database_.get(), path_);
+  add_digests(database_.get(), path_);
   transaction.commit();
 }
 
@@ -221,12 +296,7 @@ std::optional<Store> Store::open_if_present(const std::string& path, Patience pa
 
 void Store::append(const Host& host, const Measurements& measurements) {
   Transaction transaction(database_.get(), path_);
-  Statement insert(database_.get(), path_,
-                   fmt::format("INSERT INTO measurements (machine, device, driver, operation, "
-                               "operation_group, flops, bytes, median_ns, deviation_ns, commit_id, "
-                               "ballast_version, created_utc) "
-                               "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {})",
-                               kNow));
+  Statement insert(database_.get(), path_, insert_sql(kMeasurementTable));
   for (const auto& [operation, measured] : measurements) {
     CHECK(measured.median.ps >= 0 && measured.deviation.ps >= 0);
     // What was too short for the clock took some time all the same: rates are work over it.
@@ -267,12 +337,8 @@ Measurements Store::timings(const Host& host) const {
 
 void Store::append(const Host& host, const Corrections& corrections) {
   Transaction transaction(database_.get(), path_);
-  add_table(database_.get(), path_, {kCorrections, kCorrectionTable});
-  Statement insert(database_.get(), path_,
-                   fmt::format("INSERT INTO corrections (machine, device, driver, scope, name, "
-                               "factor, profile, commit_id, ballast_version, created_utc) "
-                               "VALUES (?, ?, ?, ?, ?, ?, {}, ?, ?, {})",
-                               kNewestProfile, kNow));
+  add_table(database_.get(), path_, kCorrectionTable);
+  Statement insert(database_.get(), path_, insert_sql(kCorrectionTable));
   const auto add = [&](const char* scope, const std::map<std::string, double>& factors) {
     for (const auto& [name, factor] : factors) {
       CHECK(factor > 0 && std::isfinite(factor));
@@ -287,7 +353,7 @@ void Store::append(const Host& host, const Corrections& corrections) {
 
 Corrections Store::corrections(const Host& host) const {
   Corrections result;
-  if (!has_table(database_.get(), path_, kCorrections)) return result;
+  if (!has_table(database_.get(), path_, kCorrectionTable.name)) return result;
   Statement select(database_.get(), path_,
                    fmt::format("SELECT scope, name, factor FROM corrections WHERE id IN (SELECT "
                                "max(id) FROM corrections WHERE machine = ? AND device = ? AND "
@@ -314,10 +380,7 @@ std::vector<Host> Store::hosts() const {
 
 void Store::append(const Machine& machine) {
   check(machine);
-  Statement insert(database_.get(), path_,
-                   fmt::format("INSERT INTO machine_facts (machine, profile_json, commit_id, "
-                               "ballast_version, created_utc) VALUES (?, ?, ?, ?, {})",
-                               kNow));
+  Statement insert(database_.get(), path_, insert_sql(kMachineTable));
   insert.bind(machine.name).bind(machine_json(machine)).bind(origin_).run();
 }
 
@@ -331,12 +394,7 @@ std::optional<Machine> Store::newest_machine(const std::string& name) const {
 }
 
 void Store::append(const VerifyRecord& record) {
-  Statement insert(
-      database_.get(), path_,
-      fmt::format("INSERT INTO verify_records (machine, device, driver, plan_json, "
-                  "predicted_step_ns, measured_step_ns, metrics_json, commit_id, "
-                  "ballast_version, created_utc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, {})",
-                  kNow));
+  Statement insert(database_.get(), path_, insert_sql(kVerifyTable));
   insert.bind(record.host).bind(record.plan_json).bind(to_ns(record.predicted_step));
   insert.bind(to_ns(record.measured_step)).bind(record.metrics_json).bind(origin_).run();
 }
@@ -354,11 +412,7 @@ std::vector<VerifyRecord> Store::verify_records() const {
 }
 
 void Store::append(const TuneResult& result) {
-  Statement insert(database_.get(), path_,
-                   fmt::format("INSERT INTO tune_results (machine, model, plan_json, "
-                               "predicted_step_ns, result_json, commit_id, ballast_version, "
-                               "created_utc) VALUES (?, ?, ?, ?, ?, ?, ?, {})",
-                               kNow));
+  Statement insert(database_.get(), path_, insert_sql(kTuneTable));
   insert.bind(result.machine).bind(result.model).bind(result.plan_json);
   insert.bind(to_ns(result.predicted_step)).bind(result.result_json).bind(origin_).run();
 }
@@ -377,18 +431,15 @@ std::vector<TuneResult> Store::tune_results() const {
 
 void Store::append(const SearchRecord& record) {
   Transaction transaction(database_.get(), path_);
-  add_table(database_.get(), path_, {kSearches, kSearchTable});
-  Statement insert(database_.get(), path_,
-                   fmt::format("INSERT INTO searches (digest, question, answer_json, commit_id, "
-                               "ballast_version, created_utc) VALUES (?, ?, ?, ?, ?, {})",
-                               kNow));
+  add_table(database_.get(), path_, kSearchTable);
+  Statement insert(database_.get(), path_, insert_sql(kSearchTable));
   insert.bind(digest_of(record.question)).bind(record.question).bind(record.answer_json);
   insert.bind(origin_).run();
   transaction.commit();
 }
 
 std::optional<std::string> Store::search_answer(const std::string& question) const {
-  if (!has_table(database_.get(), path_, kSearches)) return std::nullopt;
+  if (!has_table(database_.get(), path_, kSearchTable.name)) return std::nullopt;
   Statement select(database_.get(), path_,
                    "SELECT answer_json FROM searches WHERE digest = ? AND question = ? "
                    "ORDER BY id DESC LIMIT 1");
@@ -399,19 +450,16 @@ std::optional<std::string> Store::search_answer(const std::string& question) con
 
 void Store::append_algorithm(const std::string& key, const Algorithm& algorithm) {
   Transaction transaction(database_.get(), path_);
-  add_table(database_.get(), path_, {kAlgorithms, kAlgorithmTable});
+  add_table(database_.get(), path_, kAlgorithmTable);
   std::string words;
   for (const uint64_t word : algorithm) words += fmt::format("{:016x}", word);
-  Statement insert(database_.get(), path_,
-                   fmt::format("INSERT INTO gemm_algorithms (key, words, commit_id, "
-                               "ballast_version, created_utc) VALUES (?, ?, ?, ?, {})",
-                               kNow));
+  Statement insert(database_.get(), path_, insert_sql(kAlgorithmTable));
   insert.bind(key).bind(words).bind(origin_).run();
   transaction.commit();
 }
 
 std::optional<Store::Algorithm> Store::algorithm(const std::string& key) const {
-  if (!has_table(database_.get(), path_, kAlgorithms)) return std::nullopt;
+  if (!has_table(database_.get(), path_, kAlgorithmTable.name)) return std::nullopt;
   Statement select(database_.get(), path_,
                    "SELECT words FROM gemm_algorithms WHERE key = ? ORDER BY id LIMIT 1");
   select.bind(key);

@@ -1,6 +1,9 @@
 #include "profiles/store_sqlite.h"
 
+#include <bit>
 #include <cmath>
+#include <fmt/format.h>
+#include <new>
 #include <sqlite3.h>
 
 #include "sim/base/error.h"
@@ -188,10 +191,18 @@ bool has_tables(sqlite3* database, const std::string& path) {
   return statement.next() && statement.whole() > 0;
 }
 
-bool has_table(sqlite3* database, const std::string& path, const char* table) {
-  Statement statement(database, path,
-                      "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?");
+// By the schema as it was read, for the list of tables is a table itself: where only that list has
+// another name, nothing else says so.
+bool has_table(sqlite3* database, const std::string& path, std::string_view table) {
+  Statement statement(database, path, "SELECT count(*) FROM pragma_table_info(?)");
   statement.bind(std::string(table));
+  return statement.next() && statement.whole() > 0;
+}
+
+bool has_column(sqlite3* database, const std::string& path, std::string_view table,
+                std::string_view column) {
+  Statement statement(database, path, "SELECT count(*) FROM pragma_table_info(?) WHERE name = ?");
+  statement.bind(std::string(table)).bind(std::string(column));
   return statement.next() && statement.whole() > 0;
 }
 
@@ -202,6 +213,40 @@ struct Closer {
 };
 using Database = std::unique_ptr<sqlite3, Closer>;
 
+// With the type and the size of each value, so that no two rows read alike.
+std::string text_of_row(sqlite3_value** values, int count) {
+  std::string row;
+  for (int i = 0; i < count; ++i) {
+    sqlite3_value* const value = values[i];
+    const int type = sqlite3_value_type(value);
+    switch (type) {
+      case SQLITE_INTEGER:
+        row += fmt::format("i{:016x}", static_cast<uint64_t>(sqlite3_value_int64(value)));
+        break;
+      case SQLITE_FLOAT:
+        row += fmt::format("f{:016x}", std::bit_cast<uint64_t>(sqlite3_value_double(value)));
+        break;
+      default: {
+        const int size = sqlite3_value_bytes(value);
+        const auto* const bytes = static_cast<const char*>(sqlite3_value_blob(value));
+        row += fmt::format("{}{:x}:", type == SQLITE_TEXT ? 't' : 'b', size);
+        if (bytes != nullptr) row.append(bytes, static_cast<size_t>(size));
+      }
+    }
+  }
+  return row;
+}
+
+void row_digest(sqlite3_context* context, int count, sqlite3_value** values) {
+  try {
+    const std::string digest = digest_of(text_of_row(values, count));
+    const int size = static_cast<int>(digest.size());
+    sqlite3_result_text(context, digest.data(), size, SQLITE_TRANSIENT);
+  } catch (const std::bad_alloc&) {
+    sqlite3_result_error_nomem(context);  // SQLite is C: nothing may be thrown through it
+  }
+}
+
 Database open_database(const std::string& path, int flags, const Waiting& waiting) {
   sqlite3* raw = nullptr;
   const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
@@ -211,6 +256,10 @@ Database open_database(const std::string& path, int flags, const Waiting& waitin
   }
   sqlite3_extended_result_codes(raw, 1);
   sqlite3_busy_handler(raw, waiting.handler, waiting.context);
+  const int made =
+      sqlite3_create_function(raw, "row_digest", -1, SQLITE_UTF8 | SQLITE_DETERMINISTIC, nullptr,
+                              row_digest, nullptr, nullptr);
+  if (made != SQLITE_OK) fail(path, made, message_of(raw));
   return database;
 }
 

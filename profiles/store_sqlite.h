@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "profiles/store.h"
 
@@ -80,7 +81,9 @@ class Transaction {
 
 int64_t pragma(sqlite3* database, const std::string& path, const std::string& name);
 bool has_tables(sqlite3* database, const std::string& path);
-bool has_table(sqlite3* database, const std::string& path, const char* table);
+bool has_table(sqlite3* database, const std::string& path, std::string_view table);
+bool has_column(sqlite3* database, const std::string& path, std::string_view table,
+                std::string_view column);
 
 // What is asked, and how often it was before, while another program has the file; 0 gives up.
 using BusyHandler = int (*)(void* context, int times);
@@ -89,6 +92,9 @@ struct Waiting {
   void* context;
 };
 
+// Statements of an opened file have one function more: row_digest(values...), 64 bits in hex over
+// what a row holds, with which a value that has changed since does not agree.
+//
 // Opened for reading and writing, and made where there is no such file.
 sqlite3* open_to_append(const std::string& path, const Waiting& waiting);
 // Opened for reading. Where a program died in the middle of a change, that change is taken back

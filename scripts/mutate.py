@@ -16,12 +16,14 @@ costly took. Works with sanitized builds, whose shadow counts as memory.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import pathlib
 import queue
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -94,6 +96,11 @@ CASES = {
                            "FILE"],
                           ["machines", "show", "here", "--store", "FILE"],
                           ["verify", "--history", "--store", "FILE"]]),
+    # Of a program that wrote no digests: what is behind them is reached.
+    "older-store": ("older.db", [["predict", "--plan", "trained.json", "--machine", "here",
+                                  "--store", "FILE"],
+                                 ["machines", "show", "here", "--store", "FILE"],
+                                 ["verify", "--history", "--store", "FILE"]]),
     "weights": ("model.safetensors", [["train", *TRAINED, "--data", "text.txt", "--steps", "1",
                                        "--import", "FILE"]]),
     "checkpoint": ("step-00000002.safetensors",
@@ -144,6 +151,8 @@ class Bench:
             shutil.copy(options.store, folder / "here.db")
         else:
             self.make("profile", "--quick", "--store", "here.db")
+        shutil.copy(folder / "here.db", folder / "older.db")
+        self.take_digests_out(folder / "older.db")
         on = ["--model", "tiny.json", *TINY]
         self.make("predict", *on, "--machine", "here", "--plan-out", "trained.json")
         on = TRAINED
@@ -169,6 +178,16 @@ class Bench:
         self.make("validate", "case.json", "--out", "validation.json")
         (folder / "deepspeed.json").write_text(self.make("export", "--deepspeed", "plan.json"))
         (folder / "megatron.txt").write_text(self.make("export", "--megatron", "plan.json"))
+
+    @staticmethod
+    def take_digests_out(store):
+        with contextlib.closing(sqlite3.connect(store)) as database, database:
+            tables = [name for name, in database.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+                if "row_digest" in columns:
+                    database.execute(f"ALTER TABLE {table} DROP COLUMN row_digest")
 
     def make(self, *words):
         done = subprocess.run([self.ballast, *words], cwd=self.folder, capture_output=True,

@@ -34,8 +34,8 @@ std::unique_ptr<CudaRuntime> checked(const Training& training, CudaParts& parts)
   const Bytes available = parts.runtime->free_memory();
   if (needed > available) {
     throw Error("arena hbm",
-                fmt::format("the plan needs {:.3f} GB and {:.3f} GB of the GPU are free",
-                            needed.gb(), available.gb()),
+                fmt::format("the plan needs {} and {} of the GPU are free", bytes_text(needed),
+                            bytes_text(available)),
                 "choose a plan that needs less memory, or end what else uses the GPU");
   }
   return std::move(parts.runtime);

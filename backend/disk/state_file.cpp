@@ -58,7 +58,7 @@ void StateFile::open(const DiskOptions& options) {
     if (file_ >= 0) close(file_);
     file_ = -1;
     throw Error("state on NVMe",
-                fmt::format("cannot make a file of {:.3f} GB in {}: {}", size_.gb(), folder_,
+                fmt::format("cannot make a file of {} in {}: {}", bytes_text(size_), folder_,
                             fault_name(failure)),
                 failure == ENOSPC ? "name a folder with more room (--nvme), or choose a plan that "
                                     "needs less"

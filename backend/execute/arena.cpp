@@ -37,7 +37,7 @@ void back_whole(const std::string& arena, std::byte* base, Bytes size) {
   const bool unknown_advice = failure == EINVAL;
   if (failure == 0 || unknown_advice) return;
   throw Error("arena " + arena,
-              fmt::format("cannot back {:.3f} GB with memory: {}", size.gb(), strerror(failure)),
+              fmt::format("cannot back {} with memory: {}", bytes_text(size), strerror(failure)),
               "choose a plan that needs less memory, or end what else uses it");
 #else
   static_cast<void>(arena);
@@ -55,7 +55,7 @@ Arena::Arena(std::string name, Bytes size, ArenaBacking backing)
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (region == MAP_FAILED) {
     throw Error("arena " + name_,
-                fmt::format("cannot reserve {:.3f} GB: {}", size.gb(), strerror(errno)),
+                fmt::format("cannot reserve {}: {}", bytes_text(size), strerror(errno)),
                 "choose a plan that needs less memory");
   }
   base_ = static_cast<std::byte*>(region);

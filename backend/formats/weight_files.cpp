@@ -1,10 +1,12 @@
 #include "backend/formats/weight_files.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "backend/formats/flat_json.h"
 #include "sim/base/atomic_file.h"
@@ -31,6 +33,25 @@ int64_t bytes_of(const TensorDeclaration& tensor) {
   int64_t bytes = size_of(tensor.type);
   for (const int64_t extent : tensor.shape) bytes *= extent;
   return bytes;
+}
+
+// One that is gone is fine.
+void remove_earlier(Files& files, const std::string& path) {
+  if (files.remove(path) == 0 || errno == ENOENT) return;
+  const int code = errno;
+  throw Error(path, "what an earlier export left cannot be removed: " + fault_name(code),
+              fault_remedy(code));
+}
+
+// STEM-00002-of-00003EXTENSION.
+bool is_numbered(std::string_view name, std::string_view stem, std::string_view extension) {
+  constexpr std::string_view kPattern = "-ddddd-of-ddddd";
+  if (name.size() != stem.size() + kPattern.size() + extension.size()) return false;
+  if (!name.starts_with(stem) || !name.ends_with(extension)) return false;
+  const std::string_view numbers = name.substr(stem.size(), kPattern.size());
+  return std::equal(numbers.begin(), numbers.end(), kPattern.begin(), [](char c, char pattern) {
+    return pattern == 'd' ? c >= '0' && c <= '9' : c == pattern;
+  });
 }
 
 }  // namespace
@@ -102,20 +123,38 @@ std::string WeightFilesWriter::index_text() const {
 }
 
 void WeightFilesWriter::commit() {
+  const bool in_folder = target_.most.has_value();
   if (counts_.size() == 1) {
     writers_.front().commit();
-    return;
+    if (!in_folder) return;
+    remove_index();  // one file is loaded before an index is looked for
+  } else {
+    remove_index();
+    for (SafetensorsWriter& writer : writers_) writer.commit();
+    AtomicFile file(folder_of(target_.path) + "/" + kIndexFile, {}, *files_);
+    file.write(std::string_view(index_text()));
+    file.commit();
   }
-  const std::string index = folder_of(target_.path) + "/" + kIndexFile;
-  if (files_->remove(index) != 0 && errno != ENOENT) {
-    const int code = errno;
-    throw Error(index, "the one that was there cannot be removed: " + fault_name(code),
-                fault_remedy(code));
+  remove_older_files();
+}
+
+void WeightFilesWriter::remove_index() const {
+  remove_earlier(*files_, folder_of(target_.path) + "/" + kIndexFile);
+}
+
+// Files that are named like these and are none of them, as transformers' save_pretrained does it
+// (modeling_utils.py, "Clean the folder from a previous save").
+void WeightFilesWriter::remove_older_files() const {
+  std::set<std::string> own;
+  for (size_t file = 0; file < counts_.size(); ++file) {
+    own.insert(std::filesystem::path(path_of(file)).filename().string());
   }
-  for (SafetensorsWriter& writer : writers_) writer.commit();
-  AtomicFile file(index, {}, *files_);
-  file.write(std::string_view(index_text()));
-  file.commit();
+  const std::filesystem::path path = target_.path;
+  const std::string folder = folder_of(target_.path);
+  for (const std::string& name : files_->names_in(folder)) {
+    const bool numbered = is_numbered(name, path.stem().string(), path.extension().string());
+    if (numbered && !own.contains(name)) remove_earlier(*files_, folder + "/" + name);
+  }
 }
 
 WeightFiles::WeightFiles(const std::string& path) {

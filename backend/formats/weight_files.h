@@ -32,7 +32,8 @@ std::vector<size_t> cut_into_files(std::span<const TensorDeclaration> tensors,
                                    std::optional<int64_t> most);
 
 // Writes the tensors one after another. All files appear at commit, the index last, and not before
-// an index that was there is gone: what can be loaded is never half of two exports.
+// an index that was there is gone: what can be loaded is never half of two exports. In a folder
+// what an earlier export left goes then: files of another number, and an index beside one file.
 class WeightFilesWriter {
  public:
   // As SafetensorsWriter, for each file. `target.path` is then one of a folder.
@@ -45,6 +46,8 @@ class WeightFilesWriter {
  private:
   std::string path_of(size_t file) const;
   std::string index_text() const;
+  void remove_index() const;
+  void remove_older_files() const;
 
   WeightsTarget target_;
   std::vector<TensorDeclaration> tensors_;

@@ -83,7 +83,7 @@ void DiskState::write(TensorId tensor, int64_t begin, std::span<const std::byte>
 }
 
 std::string DiskState::described() const {
-  return fmt::format("state of {:.3f} GB on NVMe by {}", file_.size().gb(), file_.described());
+  return fmt::format("state of {} on NVMe by {}", bytes_text(file_.size()), file_.described());
 }
 
 }  // namespace ballast

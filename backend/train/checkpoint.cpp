@@ -287,9 +287,9 @@ void CheckpointSnapshot::reserve(Bytes size) {
     memory_ = std::make_unique<Arena>("of a checkpoint's copy", size, ArenaBacking::kWhole);
   } catch (const Error&) {
     throw Error("--checkpoint",
-                fmt::format("a checkpoint is copied before it is written, and the system has no "
-                            "{:.3f} GB for that",
-                            size.gb()),
+                fmt::format("a checkpoint is copied before it is written, and the system has no {} "
+                            "for that",
+                            bytes_text(size)),
                 "add --pause-for-checkpoints, which needs no copy, or grant more memory");
   }
 }

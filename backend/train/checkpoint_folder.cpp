@@ -16,6 +16,7 @@
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 
@@ -71,13 +72,14 @@ struct Damage {
   std::string what;
 };
 
-// A file that is whole and may not be read is no reason to go on from an older one.
+// A file that is whole and may not be read is no reason to go on from an older one; a link to what
+// is gone is.
 void require_readable(Files& files, const std::string& path) {
   const int descriptor = files.open(path, O_RDONLY | O_NONBLOCK, 0);
   const int code = errno;
   if (descriptor >= 0) {
     files.close(descriptor);
-  } else if (code != EIO) {
+  } else if (code != EIO && code != ENOENT) {
     throw Error(path, "cannot be opened: " + fault_name(code), fault_remedy(code));
   }
 }
@@ -237,10 +239,10 @@ void CheckpointFolder::require_room(int64_t bytes, const std::string& run, int64
   const auto most = static_cast<int64_t>(kCheckpointsKept) + 1;
   const int64_t more = std::min(coming, std::max<int64_t>(most - there, 1));
   const double each = static_cast<double>(bytes);
+  const std::string size = bytes_text({bytes});
   const std::string needed =
-      more == 1
-          ? fmt::format("a checkpoint takes {:.2f} GB", each * 1e-9)
-          : fmt::format("{} checkpoints of {:.2f} GB will lie there at a time", more, each * 1e-9);
+      more == 1 ? "a checkpoint takes " + size
+                : fmt::format("{} checkpoints of {} will lie there at a time", more, size);
   ballast::require_room(*files_, path_, static_cast<double>(more) * each, "--checkpoint " + path_,
                         needed);
 }

@@ -470,9 +470,9 @@ void Trainer::require_memory_for_copy() const {
   const Bytes available = s.options.available_memory();
   if (copy + untouched <= available) return;
   throw Error("--checkpoint " + *s.options.checkpoint_folder,
-              fmt::format("a checkpoint is copied before it is written, which takes {:.2f} GB, and "
-                          "{:.2f} GB of memory are left",
-                          copy.gb(), std::max((available - untouched).gb(), 0.0)),
+              fmt::format("a checkpoint is copied before it is written, which takes {}, and {} of "
+                          "memory are left",
+                          bytes_text(copy), bytes_text(std::max(available - untouched, Bytes{}))),
               "add --pause-for-checkpoints, which needs no copy, or grant more memory");
 }
 

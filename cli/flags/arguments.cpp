@@ -159,7 +159,7 @@ CLI::Validator share_below_one() {
 
 VerbParser::VerbParser(const std::string& name)
     : name_(name), app_("ballast " + name + ": " + summary_of(name), "ballast " + name) {
-  app_.set_help_flag("--help", "Print this and stop");
+  app_.set_help_flag("-h,--help", "Print this and stop");
   app_.get_formatter()->column_width(36);
   app_.get_formatter()->label("OPTIONS", "flags");
   app_.add_option_function<std::string>(
@@ -309,6 +309,17 @@ std::string not_expected(const CLI::App& app) {
                               words.size() == 1 ? " was" : "s were", fmt::join(words, " ")));
 }
 
+// "--devices is given 2 times", of the first flag that takes one value and got several.
+std::string given_twice(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const bool takes_one = option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw &&
+                           option->get_items_expected_max() == 1;
+    if (!takes_one || option->results().size() < 2) continue;
+    return fmt::format("{} is given {} times", option->get_name(), option->results().size());
+  }
+  return "";
+}
+
 }  // namespace
 
 bool VerbParser::parse(Words words) {
@@ -319,6 +330,8 @@ bool VerbParser::parse(Words words) {
     fmt::print("{}", app_.help());
     return false;
   } catch (const CLI::ParseError& error) {
+    const std::string twice = given_twice(app_);
+    if (!twice.empty()) throw Error("ballast " + name_, twice, "give it once");
     const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
     throw Error("ballast " + name_, is_extra ? not_expected(app_) : one_line(error.what()),
                 flag_meant(app_, words) + "ballast " + name_ + " --help lists the flags");

@@ -8,7 +8,10 @@
 #include "backend/measure/profile_host.h"
 #include "cli/flags/between_processes.h"
 #include "cli/terminal/standard_error.h"
+#include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
+#include "sim/base/files.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 namespace {
@@ -18,6 +21,7 @@ constexpr int64_t kDefaultSequencesPerDevice = 8;
 constexpr std::string_view kDefaultStrategies[] = {
     "superoffload", "megatron", "megatron-activation-offload", "superoffload-ulysses"};
 constexpr std::chrono::milliseconds kAppendingWait{60'000};
+constexpr Bytes kMostKept{4'000'000};  // in the store, of what a verb finds
 
 Patience patience_of(std::chrono::milliseconds most) {
   Patience patience;
@@ -213,6 +217,12 @@ Origin program_origin() { return {program_version(), program_commit()}; }
 
 Store open_store(const StoreFlag& flag) {
   return {store_path(flag), program_origin(), patience_of(kAppendingWait)};
+}
+
+void try_store(const StoreFlag& flag) {
+  const std::string path = open_store(flag).path();
+  require_room(system_files(), folder_of(path), static_cast<double>(kMostKept.count),
+               "--store " + path, "what is found may take " + bytes_text(kMostKept));
 }
 
 std::optional<Store> open_store_if_present(const StoreFlag& flag) {

@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 namespace {
@@ -37,9 +38,9 @@ std::string config_of(const std::string& path, const std::string& like, const Mo
 
 // Weights in fp32; those of that name that are there go when they are whole.
 void require_room_for(const Model& model, const std::string& path, const std::string& folder) {
-  const auto bytes = static_cast<double>(parameter_count(model) * size_of(DType::kF32));
-  require_room(system_files(), folder, bytes, "--export " + path,
-               fmt::format("the weights take {:.2f} GB", bytes * 1e-9));
+  const Bytes bytes{parameter_count(model) * size_of(DType::kF32)};
+  require_room(system_files(), folder, static_cast<double>(bytes.count), "--export " + path,
+               "the weights take " + bytes_text(bytes));
 }
 
 }  // namespace

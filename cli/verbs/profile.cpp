@@ -140,6 +140,7 @@ int profile_ranks(const ProfileFlags& flags) {
   check_ranks(flags);
   const Machine here = load_machine_or_here(kHere, flags.store);
   const ProfileEffort effort = flags.quick ? ProfileEffort::kQuick : ProfileEffort::kFull;
+  if (is_first_rank()) try_store(flags.store);
   const bool processes = launch_of_this().ranks > 1;
   const std::vector<OperationTime> times = processes
                                                ? time_collectives(mpi_ranks(), effort)
@@ -182,6 +183,7 @@ int profile_disk(const ProfileFlags& flags) {
     throw Error("--nvme", "state lies on NVMe on the host device alone", "leave --device out");
   }
   Machine here = load_machine_or_here(kHere, flags.store);
+  try_store(flags.store);
   Store store = open_store(flags.store);
   DiskOptions options;
   options.folder = *flags.nvme;
@@ -240,7 +242,7 @@ int run_profile(Words words) {
     open_cuda_runtime(gpu);
   }
   check_compute_threads(flags.compute_threads.value_or(1), host_facts());
-  open_store(flags.store);
+  try_store(flags.store);
   const LoadWatch load;
   const Profile profile = measure(flags);
   tell_if_busy(load.load());

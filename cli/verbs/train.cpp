@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -8,9 +9,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "autotune/complete/complete.h"
 #include "backend/measure/profile.h"
+#include "backend/train/checkpoint.h"
+#include "backend/train/checkpoint_folder.h"
 #include "backend/train/trainer.h"
 #include "cli/flags/memory_limit.h"
 #include "cli/flags/training_flags.h"
@@ -479,6 +483,39 @@ void check_is_that_model(const Setting& setting) {
   }
 }
 
+// Of the run that goes on: what the store has learnt since might choose another micro-batch, whose
+// sums are rounded elsewhere. Nothing where no checkpoint says it.
+std::optional<int64_t> micro_batch_of_run(const TrainFlags& flags) {
+  if (!flags.resume) return std::nullopt;
+  const std::optional<std::string> newest = newest_checkpoint(*flags.checkpoint_folder);
+  if (!newest) return std::nullopt;
+  try {
+    const CheckpointHeader header = load_checkpoint_header(*newest);
+    const auto found = header.knobs.find(std::string(knob_of(KnobId::kMicroBatch).path));
+    int64_t sequences = 0;
+    if (found == header.knobs.end()) return std::nullopt;
+    const std::string& text = found->second;
+    const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), sequences);
+    return code == std::errc() && sequences > 0 ? std::optional(sequences) : std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;  // who resumes says what is wrong with it
+  }
+}
+
+// With the micro-batch of the run that goes on, unless somebody names one, or it would no longer
+// do.
+Completed complete_run(const TrainFlags& flags, Setting setting, const Measurements& measurements) {
+  const std::optional<int64_t> before = micro_batch_of_run(flags);
+  if (before && !setting.plan.micro_batch &&
+      setting.plan.global_batch % (*before * setting.plan.data) == 0) {
+    Setting same = setting;
+    same.plan.micro_batch = before;
+    Completed completed = complete_in_sight(std::move(same), &measurements);
+    if (completed.prediction.fits) return completed;
+  }
+  return complete_in_sight(std::move(setting), &measurements);
+}
+
 }  // namespace
 
 int run_train(Words words) {
@@ -496,7 +533,7 @@ int run_train(Words words) {
   }
   check_is_that_model(setting);
   const Measurements measurements = measurements_of(setting.machine, flags.store);
-  Completed completed = complete_in_sight(std::move(setting), &measurements);
+  Completed completed = complete_run(flags, std::move(setting), measurements);
   completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);

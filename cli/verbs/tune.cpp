@@ -194,6 +194,10 @@ void append_departures(const TuneFlags& flags, const Plan& base, const Plan& bes
   }
 }
 
+bool asks_for_size(Objective objective) {
+  return objective == Objective::kLongestSequence || objective == Objective::kLargestModel;
+}
+
 int run_sized(TuneFlags& flags, SearchCache& cache) {
   TunedSize size = tune_size(flags, cache);
   const bool any = size.found.found && size.found.found->best;
@@ -237,12 +241,10 @@ int run_tune(Words words) {
   TuneFlags flags;
   if (!parse_tune(words, flags)) return kDone;
   if (flags.loop.plans) require_alone("tune --measure");
+  try_store(flags.store);
   const auto began = std::chrono::steady_clock::now();
   SearchCache cache(search_cache_options(flags), flags.store);
-  const Objective objective = flags.request.objective;
-  if (objective == Objective::kLongestSequence || objective == Objective::kLargestModel) {
-    return run_sized(flags, cache);
-  }
+  if (asks_for_size(flags.request.objective)) return run_sized(flags, cache);
   TunedPoints tuned = tune_points(flags, cache);
   if (!tuned.best) return report_nothing(flags, tuned, cache);
   Tuner& tuner = *tuned.tuners[*tuned.best];

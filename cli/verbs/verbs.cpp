@@ -82,7 +82,7 @@ int run_program(const std::vector<std::string>& words) {
     throw Error("'" + one_line(word) + "'",
                 "holds a control character, which could draw on a terminal", "take it out");
   }
-  if (words.empty() || words[0] == "--help" || words[0] == "help") {
+  if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
     print_help();
     flush_output();
     return words.empty() ? kBadInput : kDone;

@@ -209,6 +209,7 @@ int run_verify(Words words) {
   check_launch(flags.training.device);
   check_compute_threads(flags.training);
   const bool paced = flags.training.device == "paced";
+  if (!paced && is_first_rank()) try_store(flags.store);
   Completed completed = paced ? predict_elsewhere(flags) : predict_measured(flags);
   if (!paced) {
     completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);

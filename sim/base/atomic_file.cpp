@@ -13,6 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
 #include "sim/base/files.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 namespace {
@@ -202,10 +203,10 @@ void require_room(Files& files, const std::string& folder, double bytes, const s
                   const std::string& needed) {
   const std::optional<double> free = files.free_bytes(folder);
   if (!free || *free >= bytes) return;
-  throw Error(
-      called,
-      fmt::format("{}: {}, and {:.2f} GB are free", fault_name(ENOSPC), needed, *free * 1e-9),
-      fault_remedy(ENOSPC));
+  throw Error(called,
+              fmt::format("{}: {}, and {} are free", fault_name(ENOSPC), needed,
+                          bytes_text({static_cast<int64_t>(*free)})),
+              fault_remedy(ENOSPC));
 }
 
 void try_to_write(const std::string& path, const std::string& called, Files& files) {

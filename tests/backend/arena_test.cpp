@@ -32,7 +32,7 @@ TEST(Arena, memory_that_cannot_be_backed_is_an_error_that_names_the_arena) {
     ADD_FAILURE() << "the hole was passed over";
   } catch (const Error& error) {
     const std::string what = error.what();
-    EXPECT_TRUE(what.starts_with("arena dram: cannot back 0.017 GB with memory: ")) << what;
+    EXPECT_TRUE(what.starts_with("arena dram: cannot back 16.8 MB with memory: ")) << what;
   }
   munmap(region, size);
 }

@@ -360,12 +360,12 @@ TEST(background_checkpoint, room_is_asked_for_all_that_will_lie_there_at_a_time)
     disk.free = room * 12 * static_cast<double>(trainer.parameters().size());
     return error_of([&] { trainer.train(steps, nullptr); });
   };
-  EXPECT_TRUE(mentions(train_to(8, 2, 2.9), ": 3 checkpoints of 0.")) << train_to(8, 2, 2.9);
-  EXPECT_TRUE(mentions(train_to(4, 2, 1.9), ": 2 checkpoints of 0.")) << train_to(4, 2, 1.9);
-  EXPECT_TRUE(mentions(train_to(4, 0, 0.9), ": a checkpoint takes 0.")) << train_to(4, 0, 0.9);
+  EXPECT_TRUE(mentions(train_to(8, 2, 2.9), ": 3 checkpoints of 6.0 MB")) << train_to(8, 2, 2.9);
+  EXPECT_TRUE(mentions(train_to(4, 2, 1.9), ": 2 checkpoints of 6.0 MB")) << train_to(4, 2, 1.9);
+  EXPECT_TRUE(mentions(train_to(4, 0, 0.9), ": a checkpoint takes 6.0 MB")) << train_to(4, 0, 0.9);
   EXPECT_FALSE(newest_checkpoint(folder.path()));  // none of them has begun
   EXPECT_EQ(train_to(4, 0, 1.1), "");
-  EXPECT_TRUE(mentions(train_to(12, 2, 1.9), ": 2 checkpoints of 0."))
+  EXPECT_TRUE(mentions(train_to(12, 2, 1.9), ": 2 checkpoints of 6.0 MB"))
       << "beside one that is there";
   EXPECT_EQ(train_to(6, 2, 1.1), "");
   EXPECT_EQ(train_to(12, 2, 1.1), "") << "two are there, of which one goes";

@@ -119,6 +119,17 @@ TEST(damage, a_damaged_one_does_not_push_out_those_that_are_whole) {
   EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kPeriod + 1));
 }
 
+TEST(damage, a_link_to_a_checkpoint_that_is_gone_is_passed_over) {
+  const TemporaryFolder folder;
+  const std::vector<float> expected = train_to(kDamagedSteps, folder.path());
+  const std::string newest = checkpoint_path(folder.path(), kDamagedSteps);
+  fs::remove(newest);
+  fs::create_symlink("/nowhere/else.safetensors", newest);
+  EXPECT_TRUE(tiny::same_bits(train_to(kDamagedSteps, folder.path()), expected));
+  EXPECT_TRUE(fs::is_symlink(newest + ".damaged"));
+  EXPECT_TRUE(verify_checkpoint(newest));
+}
+
 TEST(damage, where_no_checkpoint_is_whole_nothing_is_removed) {
   const TemporaryFolder folder;
   train_to(kDamagedSteps, folder.path());

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <fmt/format.h>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <iterator>
 #include <random>
+#include <set>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -435,17 +437,29 @@ TEST(weights, exported_into_several_files_are_imported_to_the_same_bits) {
   ranks.zero_stage = 3;
   Trainer first(tiny::llama_model(), ranks, options);
   const TemporaryFolder several;
+  const std::set<std::string> of_others = {"model-00001-of-2.safetensors",
+                                           "other-00001-of-00002.safetensors"};
+  for (const std::string& name : of_others) std::ofstream(several / name) << "of somebody else";
   for (const int64_t most : {int64_t{1}, int64_t{30'000}, int64_t{100'000}, int64_t{1} << 40}) {
     first.train(first.next_step() + 1, nullptr);
     first.export_weights(several / "model.safetensors", most);
     const bool one = std::filesystem::exists(several / "model.safetensors");
     EXPECT_EQ(one, most == int64_t{1} << 40);
+    std::set<std::string> there;
     for (const auto& entry : std::filesystem::directory_iterator(several.path())) {
-      if (one || entry.path().extension() != ".safetensors") continue;
+      const std::string name = entry.path().filename().string();
+      if (!of_others.contains(name)) there.insert(name);
+      if (one || entry.path().extension() != ".safetensors" || of_others.contains(name)) continue;
       const SafetensorsReader reader(entry.path().string());
       int64_t bytes = 0;
       for (const StoredTensor& tensor : reader.tensors()) bytes += tensor.bytes;
       EXPECT_TRUE(bytes <= most || reader.tensors().size() == 1) << entry.path() << bytes;
+    }
+    // Nothing of the exports before it.
+    if (one) EXPECT_EQ(there, std::set<std::string>{"model.safetensors"});
+    for (const std::string& name : there) {
+      const std::string end = fmt::format("-of-{:05}.safetensors", there.size() - 1);
+      EXPECT_TRUE(one || name.ends_with(end) || name == "model.safetensors.index.json") << name;
     }
     options.initial_weights = several.path();
     options.seed = 7;

@@ -160,7 +160,7 @@ TEST_P(OfEngine, a_disk_without_room_is_told_before_training_begins) {
   const std::string told = error_of([&] { StateFile file({{1 << 24}}, options()); });
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   signal(SIGXFSZ, before);
-  EXPECT_EQ(told.find("state on NVMe: cannot make a file of 0.017 GB in " + folder_.path()), 0u)
+  EXPECT_EQ(told.find("state on NVMe: cannot make a file of 16.8 MB in " + folder_.path()), 0u)
       << told;
   EXPECT_EQ(told.find('\n'), std::string::npos);
 }

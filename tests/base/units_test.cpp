@@ -25,5 +25,13 @@ TEST(Units, a_sum_that_no_clock_holds_is_an_error_in_every_operator) {
   EXPECT_THROW(Instant{-kMost} - Instant{2}, Error);
 }
 
+TEST(Units, sizes_are_told_in_the_unit_in_which_they_are_not_0) {
+  EXPECT_EQ(bytes_text({0}), "0 bytes");
+  EXPECT_EQ(bytes_text({999}), "999 bytes");
+  EXPECT_EQ(bytes_text({1'000}), "1.0 KB");
+  EXPECT_EQ(bytes_text({16 << 20}), "16.8 MB");
+  EXPECT_EQ(bytes_text({12'345'000'000}), "12.35 GB");
+}
+
 }  // namespace
 }  // namespace ballast

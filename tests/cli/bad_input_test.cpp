@@ -42,6 +42,8 @@ TEST_F(BadInput, unknown_verb_flag_and_value_are_named) {
   expect_refusal("predict --machine gh200-96gb-480gb", {"--model", "no model"});
   expect_refusal("predict --model gpt2", {"--machine", "no machine"});
   expect_refusal("models show", {"no name"});
+  expect_refusal(kPredict + "gpt2 --devices 2 --sequence-length 64 --sequence-length 128",
+                 {"--sequence-length is given 2 times", "give it once"});
 }
 
 TEST_F(BadInput, names_that_are_not_shipped_come_with_the_nearest) {

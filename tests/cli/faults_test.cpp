@@ -137,6 +137,18 @@ TEST_F(Faults, weights_that_the_disk_has_no_room_for_are_refused_before_they_are
   EXPECT_TRUE(mentions(message, "No space left on device: the weights take ")) << message;
 }
 
+// A limit of four KiB on file sizes: a store takes more.
+TEST_F(Faults, a_store_that_cannot_grow_ends_what_takes_long_before_it_begins) {
+  for (const char* verb :
+       {"tune --model gpt2 --machine gh200-96gb-480gb", "verify --model tiny.json", "profile"}) {
+    const Outcome outcome =
+        bench.shell(std::string("ulimit -f 8; $BALLAST ") + verb + " --store new.db --json");
+    EXPECT_EQ(outcome.code, 2) << verb << outcome.output;
+    EXPECT_TRUE(outcome.says("new.db")) << verb << outcome.output;
+    EXPECT_FALSE(outcome.says("\"schema\"")) << verb << ": there is an answer";
+  }
+}
+
 // A limit on file sizes fails writes as a full disk does. In dash and bash's sh it counts blocks of
 // 512 bytes: 1,024 of them are less than the metrics grow to, and more than a checkpoint takes.
 TEST_F(Faults, metrics_that_cannot_be_written_cost_no_checkpoint) {

@@ -23,6 +23,7 @@ TEST(Output, every_verb_has_help_and_json) {
   const Workbench bench;
   for (const Verb& verb : verbs()) {
     const Outcome outcome = bench.run(std::string(verb.name) + " --help");
+    EXPECT_EQ(bench.run(std::string(verb.name) + " -h").output, outcome.output);
     EXPECT_EQ(outcome.code, 0) << verb.name;
     EXPECT_TRUE(outcome.says("--json")) << verb.name;
     EXPECT_TRUE(outcome.says("--help")) << verb.name;

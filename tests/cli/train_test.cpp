@@ -124,6 +124,30 @@ TEST_F(Train, what_changed_since_a_run_began_is_said) {
   EXPECT_TRUE(empty.says("fresh holds no checkpoint")) << empty.output;
 }
 
+// The micro-batch of a run stays that of the run, whatever would be chosen now, unless one is named
+// or it would no longer do.
+TEST_F(Train, a_run_goes_on_with_the_micro_batch_that_it_had) {
+  const std::string resumed = " --checkpoint kept --resume";
+  for (const char* const other : {"1", "2"}) {
+    ASSERT_EQ(train(std::string("--steps 2 --checkpoint kept --micro-batch ") + other).code, 0);
+    const Outcome same = train("--steps 3" + resumed);
+    EXPECT_EQ(same.code, 0) << same.output;
+    EXPECT_FALSE(same.says("micro_batch")) << same.output;
+    const std::string named = other == std::string("1") ? "2" : "1";
+    const Outcome changed = train("--steps 4 --micro-batch " + named + resumed);
+    EXPECT_TRUE(changed.says("micro_batch " + named + " (it was " + other + ")")) << changed.output;
+    bench.shell("rm -r kept");
+  }
+  ASSERT_EQ(train("--steps 2 --checkpoint kept --micro-batch 2").code, 0);
+  const Outcome less = bench.run(
+      "train --model tiny.json --store here.db --sequence-length 16 --global-batch 3 "
+      "--data text.txt --steps 3" +
+      resumed);
+  EXPECT_EQ(less.code, 0) << less.output;
+  EXPECT_TRUE(less.says("micro_batch 1 (it was 2)") || less.says("micro_batch 3 (it was 2)"))
+      << less.output;
+}
+
 TEST_F(Train, a_run_that_is_not_finite_ends_with_its_last_good_checkpoint) {
   for (const std::string flags : {"--weight-decay 1e30", "--lr 1e30 --warmup 0"}) {
     const Outcome outcome =

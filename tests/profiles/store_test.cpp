@@ -2,6 +2,7 @@
 #include "profiles/store.h"
 
 #include <csignal>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 #include <sys/resource.h>
@@ -227,6 +228,115 @@ TEST(Store, damaged_file_is_an_error_wherever_it_is_damaged) {
               "is damaged"))
         << "page at " << page;
   }
+}
+
+// What a store says, all of it, or why it does not.
+std::string told_by(const std::string& path) {
+  std::string told;
+  try {
+    const std::optional<Store> store = Store::open_if_present(path);
+    if (!store) throw Error(path, "is empty", "");
+    for (const auto& [operation, one] : store->measurements(kRowHost)) {
+      told += fmt::format("{} {} {} {} {} {}\n", operation, one.group, one.flops.count,
+                          one.bytes.count, one.median.ps, one.deviation.ps);
+    }
+    const std::optional<Machine> machine = store->newest_machine("here");
+    told += machine ? machine_json(*machine) : "no machine";
+    for (const VerifyRecord& record : store->verify_records()) {
+      told += fmt::format("{} {} {} {}\n", record.host.driver, record.plan_json,
+                          record.measured_step.ps, record.metrics_json);
+    }
+    for (const TuneResult& result : store->tune_results()) {
+      told +=
+          fmt::format("{} {} {}\n", result.plan_json, result.predicted_step.ps, result.result_json);
+    }
+    told += store->search_answer("which plan?").value_or("no answer");
+    for (const uint64_t word : store->algorithm("gemm").value_or(Store::Algorithm{})) {
+      told += fmt::format(" {:x}", word);
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return told;
+}
+
+// A bit of every third byte, of those that are not 0.
+TEST(Store, a_flipped_bit_is_found_or_changes_nothing_that_is_read) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("s.db");
+  {
+    Store store(path, kRowOrigin);
+    Machine here = load_machine("gh200-96gb-480gb");
+    here.name = "here";
+    store.append(here);
+    store.append(kRowHost, {{"a", measured(10'000)}, {"b", measured(123'456)}});
+    store.append(kRowHost, {{"a", measured(20'000)}});
+    store.append(kRowHost, Corrections{{{"a", 1.25}}, {{"gemm", 0.75}}});
+    store.append(VerifyRecord{kRowHost, "{}", {1'000'000}, {2'000'000}, "{\"a\": 1}", ""});
+    store.append(TuneResult{"here", "gpt2", "{}", {3'000'000}, "{\"b\": 2}", ""});
+    store.append(SearchRecord{"which plan?", "this one"});
+    store.append_algorithm("gemm", {1, 2, 3, 4, 5, 6, 7, 8});
+  }
+  const std::string good = profile_tests::read_file(path);
+  const std::string told = told_by(path);
+  ASSERT_NE(told.find("this one 1 2 3"), std::string::npos) << told;
+  int64_t tried = 0, found = 0, bit = 0;
+  for (size_t at = 0; at < good.size(); at += 3) {
+    if (good[at] == 0) continue;
+    // Each of the eight bits in turn, from byte to byte.
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ (1 << (bit++ % 8)));
+    profile_tests::write_file(path, bad);
+    const std::string now = told_by(path);
+    ++tried;
+    if (now == told) continue;
+    ++found;
+    ASSERT_NE(now.find(path), std::string::npos) << "byte " << at << " says\n" << now;
+  }
+  EXPECT_GT(tried, 5'000);
+  EXPECT_GT(found, tried / 2);
+}
+
+TEST(Store, rows_of_a_program_without_digests_are_read_and_later_ones_have_them) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("s.db");
+  Store(path, kRowOrigin).append(kRowHost, {{"a", measured(10)}});
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
+  for (const char* table : {"measurements", "machine_facts", "verify_records", "tune_results"}) {
+    const std::string drop = std::string("ALTER TABLE ") + table + " DROP COLUMN row_digest";
+    ASSERT_EQ(sqlite3_exec(database, drop.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
+  }
+  sqlite3_close(database);
+  EXPECT_EQ(Store::open_if_present(path)->measurements(kRowHost).at("a").median.ps, 10);
+  Store(path, kRowOrigin).append(kRowHost, {{"b", measured(20)}});
+  ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
+  // What is appended without one is read, too.
+  ASSERT_EQ(
+      sqlite3_exec(database,
+                   "INSERT INTO measurements (machine, device, driver, operation, "
+                   "operation_group, flops, bytes, median_ns, deviation_ns, created_utc, "
+                   "commit_id, ballast_version) VALUES ('here', 'H100', '535.1', 'c', 'g', 1, 1, "
+                   "0.03, 0, '', '', '')",
+                   nullptr, nullptr, nullptr),
+      SQLITE_OK);
+  for (const char* trigger : {"UPDATE", "DELETE"}) {
+    const std::string drop = std::string("DROP TRIGGER measurements_keeps_on_") + trigger;
+    ASSERT_EQ(sqlite3_exec(database, drop.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
+  }
+  EXPECT_EQ(Store::open_if_present(path)->measurements(kRowHost).size(), 3u);
+  const auto change = [&](const char* operation) {
+    const std::string sql =
+        std::string("UPDATE measurements SET median_ns = 7 WHERE operation = '") + operation + "'";
+    ASSERT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
+  };
+  change("a");
+  EXPECT_EQ(Store::open_if_present(path)->measurements(kRowHost).at("a").median.ps, 7000)
+      << "a row without a digest is taken as it is";
+  change("b");
+  EXPECT_TRUE(holds(error_of([&] { Store::open_if_present(path); }),
+                    "row 2 of measurements is not what was written"));
+  sqlite3_close(database);
 }
 
 // A child process changes pages that SQLite has written out already, and dies: its journal, from

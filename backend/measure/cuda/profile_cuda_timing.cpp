@@ -140,7 +140,7 @@ std::byte* CudaWorkspace::take(Bytes bytes, Range& from) {
   const Bytes left = from.end - from.begin;
   if (rounded > left) {
     throw Error("working memory of the profile",
-                fmt::format("{:.3f} GB are needed and {:.3f} GB left", bytes.gb(), left.gb()),
+                fmt::format("{} are needed and {} left", bytes_text(bytes), bytes_text(left)),
                 "end what else uses the GPU");
   }
   std::byte* const data = memory_.data() + from.begin.count;
