@@ -245,6 +245,7 @@ SearchResult SearchCache::ask(const SearchQuestion& question, const Measurements
     ++from_store_;
     return *std::move(found);
   }
+  if (asked_ - from_store_ == 1) try_store(store_);  // before the first one that takes time
   const bool of_ballast = question.stack.name == kBallastStack;
   SearchResult found =
       of_ballast ? search_now(question, measurements) : rank_now(question, measurements);

@@ -241,7 +241,6 @@ int run_tune(Words words) {
   TuneFlags flags;
   if (!parse_tune(words, flags)) return kDone;
   if (flags.loop.plans) require_alone("tune --measure");
-  try_store(flags.store);
   const auto began = std::chrono::steady_clock::now();
   SearchCache cache(search_cache_options(flags), flags.store);
   if (asks_for_size(flags.request.objective)) return run_sized(flags, cache);

@@ -144,7 +144,7 @@ TEST_F(Faults, a_store_that_cannot_grow_ends_what_takes_long_before_it_begins) {
     const Outcome outcome =
         bench.shell(std::string("ulimit -f 8; $BALLAST ") + verb + " --store new.db --json");
     EXPECT_EQ(outcome.code, 2) << verb << outcome.output;
-    EXPECT_TRUE(outcome.says("new.db")) << verb << outcome.output;
+    EXPECT_TRUE(outcome.says("new.db: the disk failed")) << verb << outcome.output;
     EXPECT_FALSE(outcome.says("\"schema\"")) << verb << ": there is an answer";
   }
 }
