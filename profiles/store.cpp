@@ -41,6 +41,7 @@ struct Table {
 
 constexpr std::string_view kText = "TEXT NOT NULL", kReal = "REAL NOT NULL",
                            kWhole = "INTEGER NOT NULL";
+constexpr std::string_view kDigest = "row_digest";
 constexpr std::string_view kNewestProfile =
     "(SELECT coalesce(max(id), 0) FROM machine_facts WHERE machine = ?)";
 
@@ -135,14 +136,20 @@ void forbid_changes(sqlite3* database, const std::string& path, const Table& tab
   }
 }
 
+// Of a table that is older than the digests: it gets the column, and its rows have none.
+void add_digests(sqlite3* database, const std::string& path, const Table& table) {
+  if (has_column(database, path, table.name, kDigest)) return;
+  execute(database, path, fmt::format("ALTER TABLE {} ADD COLUMN {} TEXT", table.name, kDigest));
+}
+
 void add_table(sqlite3* database, const std::string& path, const Table& table) {
-  if (has_table(database, path, table.name)) return;
+  if (has_table(database, path, table.name)) return add_digests(database, path, table);
   std::string columns = "id INTEGER PRIMARY KEY";
   for (const Column& column : columns_of(table)) {
     columns += fmt::format(", {} {}", column.name, column.type);
   }
   execute(database, path,
-          fmt::format("CREATE TABLE {} ({}, row_digest TEXT)", table.name, columns));
+          fmt::format("CREATE TABLE {} ({}, {} TEXT)", table.name, columns, kDigest));
   if (!table.found_by.empty()) {
     execute(database, path,
             fmt::format("CREATE INDEX {0}_index ON {0} ({1})", table.name, table.found_by));
@@ -156,25 +163,20 @@ void create_tables(sqlite3* database, const std::string& path) {
   execute(database, path, fmt::format("PRAGMA user_version = {}", kSchemaVersion));
 }
 
-bool has_digests(sqlite3* database, const std::string& path, const Table& table) {
-  return has_column(database, path, table.name, "row_digest");
-}
-
-// Stores that are older than the digests get the column; what an older program appends has none.
-void add_digests(sqlite3* database, const std::string& path) {
-  for (const Table* table : kTables) {
-    if (!has_table(database, path, table->name) || has_digests(database, path, *table)) continue;
-    execute(database, path, fmt::format("ALTER TABLE {} ADD COLUMN row_digest TEXT", table->name));
-  }
-}
-
-// SQLite sees to its pages and its indices, and does not know what a row said.
+// SQLite sees to its pages and its indices, and does not know what a row said. A row without a
+// digest is one of an older program, or one whose columns have moved by one: then none of them is a
+// date where a date should be.
 void check_rows(sqlite3* database, const std::string& path) {
   for (const Table* table : kTables) {
-    if (!has_table(database, path, table->name) || !has_digests(database, path, *table)) continue;
+    if (!has_table(database, path, table->name)) continue;
+    const bool has_digests = has_column(database, path, table->name, kDigest);
+    const std::string digest =
+        has_digests ? fmt::format("{} <> {}", kDigest, digest_sql(*table)) : "0";
     Statement wrong(database, path,
-                    fmt::format("SELECT id FROM {} WHERE row_digest <> {} LIMIT 1", table->name,
-                                digest_sql(*table)));
+                    fmt::format("SELECT id FROM {} WHERE CASE WHEN {} IS NULL THEN created_utc NOT "
+                                "GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]T*Z' ELSE {} END "
+                                "LIMIT 1",
+                                table->name, has_digests ? kDigest : "NULL", digest));
     if (!wrong.next()) continue;
     fail_as_damaged(
         path, fmt::format("row {} of {} is not what was written", wrong.whole(), table->name));
@@ -274,7 +276,10 @@ Store::Store(const std::string& path, Origin origin, Patience patience)
   Transaction transaction(database_.get(), path_);
   if (!has_tables(database_.get(), path_)) create_tables(database_.get(), path_);
   check_is_store(database_.get(), path_);
-  add_digests(database_.get(), path_);
+  for (const Table* table : kTables) {
+    const bool is_there = has_table(database_.get(), path_, table->name);
+    if (is_there) add_digests(database_.get(), path_, *table);
+  }
   transaction.commit();
 }
 
@@ -292,6 +297,13 @@ std::optional<Store> Store::open_if_present(const std::string& path, Patience pa
   // A file that was made and not written to holds nothing yet, which is no store either.
   if (!has_tables(store.database_.get(), path)) return std::nullopt;
   return store;
+}
+
+// What is written is what is there already; it goes through the journal like everything else.
+void Store::try_to_append() {
+  Transaction transaction(database_.get(), path_);
+  execute(database_.get(), path_, fmt::format("PRAGMA user_version = {}", kSchemaVersion));
+  transaction.commit();
 }
 
 void Store::append(const Host& host, const Measurements& measurements) {

@@ -90,6 +90,9 @@ class Store {
   Store& operator=(Store&&) noexcept;
   ~Store();
 
+  // Throws Error where nothing could be appended: the file may not be written, or its disk not.
+  void try_to_append();
+
   // All or none of them.
   void append(const Host& host, const Measurements& measurements);
   // The newest measurement of each operation on exactly this host, corrected.

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <fmt/format.h>
-#include <new>
 #include <sqlite3.h>
 
 #include "sim/base/error.h"
@@ -85,7 +84,8 @@ Statement& Statement::bind(const std::string& text) {
 }
 
 Statement& Statement::bind(double value) {
-  const int code = sqlite3_bind_double(handle_.get(), ++bound_, value);
+  // A column of numbers keeps no -0, and a row would not be what its digest is of.
+  const int code = sqlite3_bind_double(handle_.get(), ++bound_, value + 0.0);
   require(code == SQLITE_OK, code);
   return *this;
 }
@@ -242,7 +242,7 @@ void row_digest(sqlite3_context* context, int count, sqlite3_value** values) {
     const std::string digest = digest_of(text_of_row(values, count));
     const int size = static_cast<int>(digest.size());
     sqlite3_result_text(context, digest.data(), size, SQLITE_TRANSIENT);
-  } catch (const std::bad_alloc&) {
+  } catch (...) {
     sqlite3_result_error_nomem(context);  // SQLite is C: nothing may be thrown through it
   }
 }

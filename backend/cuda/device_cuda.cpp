@@ -7,6 +7,7 @@
 
 #include "backend/execute/rank_place.h"
 #include "sim/base/error.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 

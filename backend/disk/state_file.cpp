@@ -12,6 +12,7 @@
 #include "sim/base/crc32c.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 

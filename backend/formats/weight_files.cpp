@@ -35,12 +35,13 @@ int64_t bytes_of(const TensorDeclaration& tensor) {
   return bytes;
 }
 
-// One that is gone is fine.
-void remove_earlier(Files& files, const std::string& path) {
-  if (files.remove(path) == 0 || errno == ENOENT) return;
-  const int code = errno;
-  throw Error(path, "what an earlier export left cannot be removed: " + fault_name(code),
-              fault_remedy(code));
+// Other programs write no checksums that are known here.
+bool is_of_ballast(const std::string& path) {
+  try {
+    return SafetensorsReader(path).has_checksums();
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // STEM-00002-of-00003EXTENSION.
@@ -126,35 +127,42 @@ void WeightFilesWriter::commit() {
   const bool in_folder = target_.most.has_value();
   if (counts_.size() == 1) {
     writers_.front().commit();
-    if (!in_folder) return;
-    remove_index();  // one file is loaded before an index is looked for
-  } else {
-    remove_index();
-    for (SafetensorsWriter& writer : writers_) writer.commit();
-    AtomicFile file(folder_of(target_.path) + "/" + kIndexFile, {}, *files_);
-    file.write(std::string_view(index_text()));
-    file.commit();
+    if (in_folder && remove_older_files() == Older::kAllGone) files_->remove(index_path());
+    return;
   }
+  if (files_->remove(index_path()) != 0 && errno != ENOENT) {
+    const int code = errno;
+    throw Error(index_path(), "the one that was there cannot be removed: " + fault_name(code),
+                fault_remedy(code));
+  }
+  for (SafetensorsWriter& writer : writers_) writer.commit();
+  AtomicFile file(index_path(), {}, *files_);
+  file.write(std::string_view(index_text()));
+  file.commit();
   remove_older_files();
 }
 
-void WeightFilesWriter::remove_index() const {
-  remove_earlier(*files_, folder_of(target_.path) + "/" + kIndexFile);
+std::string WeightFilesWriter::index_path() const {
+  return folder_of(target_.path) + "/" + kIndexFile;
 }
 
-// Files that are named like these and are none of them, as transformers' save_pretrained does it
-// (modeling_utils.py, "Clean the folder from a previous save").
-void WeightFilesWriter::remove_older_files() const {
+// Nothing loads them any more, so that one which cannot be removed fails no export.
+WeightFilesWriter::Older WeightFilesWriter::remove_older_files() const {
   std::set<std::string> own;
   for (size_t file = 0; file < counts_.size(); ++file) {
     own.insert(std::filesystem::path(path_of(file)).filename().string());
   }
   const std::filesystem::path path = target_.path;
-  const std::string folder = folder_of(target_.path);
-  for (const std::string& name : files_->names_in(folder)) {
+  Older older = Older::kNone;
+  for (const std::string& name : files_->names_in(folder_of(target_.path))) {
     const bool numbered = is_numbered(name, path.stem().string(), path.extension().string());
-    if (numbered && !own.contains(name)) remove_earlier(*files_, folder + "/" + name);
+    if (!numbered || own.contains(name)) continue;
+    const std::string whole = folder_of(target_.path) + "/" + name;
+    const bool gone = is_of_ballast(whole) && files_->remove(whole) == 0;
+    if (!gone) older = Older::kSomeStay;
+    if (older == Older::kNone) older = Older::kAllGone;
   }
+  return older;
 }
 
 WeightFiles::WeightFiles(const std::string& path) {

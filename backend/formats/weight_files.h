@@ -33,7 +33,8 @@ std::vector<size_t> cut_into_files(std::span<const TensorDeclaration> tensors,
 
 // Writes the tensors one after another. All files appear at commit, the index last, and not before
 // an index that was there is gone: what can be loaded is never half of two exports. In a folder
-// what an earlier export left goes then: files of another number, and an index beside one file.
+// what an earlier export left goes then: files of another number, and with the last of them an
+// index that stands beside one file. What another program wrote stays, and no index names it.
 class WeightFilesWriter {
  public:
   // As SafetensorsWriter, for each file. `target.path` is then one of a folder.
@@ -46,8 +47,10 @@ class WeightFilesWriter {
  private:
   std::string path_of(size_t file) const;
   std::string index_text() const;
-  void remove_index() const;
-  void remove_older_files() const;
+  std::string index_path() const;
+  // Of earlier exports, which other numbers of files name, and of this program.
+  enum class Older : uint8_t { kNone, kAllGone, kSomeStay };
+  Older remove_older_files() const;
 
   WeightsTarget target_;
   std::vector<TensorDeclaration> tensors_;

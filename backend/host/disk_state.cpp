@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <map>
 
+#include "sim/base/units.h"
+
 namespace ballast {
 
 namespace {

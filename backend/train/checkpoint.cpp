@@ -14,6 +14,7 @@
 #include "backend/train/resume_notes.h"
 #include "backend/train/weights_file.h"
 #include "kernels/threads.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 

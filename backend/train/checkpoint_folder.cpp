@@ -72,14 +72,17 @@ struct Damage {
   std::string what;
 };
 
-// A file that is whole and may not be read is no reason to go on from an older one; a link to what
-// is gone is.
+// A file that is whole and may not be read is no reason to go on from an older one, nor is a link
+// to a disk that is not there now.
 void require_readable(Files& files, const std::string& path) {
   const int descriptor = files.open(path, O_RDONLY | O_NONBLOCK, 0);
   const int code = errno;
   if (descriptor >= 0) {
     files.close(descriptor);
-  } else if (code != EIO && code != ENOENT) {
+  } else if (code == ENOENT) {
+    throw Error(path, "is a link to a file that is not there",
+                "bring that file there, or remove the link to go on from the checkpoint before");
+  } else if (code != EIO) {
     throw Error(path, "cannot be opened: " + fault_name(code), fault_remedy(code));
   }
 }
@@ -308,6 +311,14 @@ std::optional<std::string> newest_checkpoint(const std::string& folder) {
   const std::vector<std::string> paths = checkpoints_in(system_files(), folder);
   if (paths.empty()) return std::nullopt;
   return paths.back();
+}
+
+std::optional<CheckpointHeader> newest_header(const std::string& folder) {
+  const std::vector<std::string> paths = checkpoints_in(system_files(), folder);
+  for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
+    if (std::optional<CheckpointHeader> header = header_of(system_files(), *path)) return header;
+  }
+  return std::nullopt;
 }
 
 }  // namespace ballast

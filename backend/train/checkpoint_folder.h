@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/train/checkpoint.h"
 #include "sim/base/files.h"
 
 namespace ballast {
@@ -75,5 +76,7 @@ std::string checkpoint_path(const std::string& folder, int64_t next_step);
 void require_shared_folder(const std::string& folder, int rank, Files& files = system_files());
 // The newest checkpoint of a folder, or nothing.
 std::optional<std::string> newest_checkpoint(const std::string& folder);
+// Of the newest whose header can be read: what was run last, whether or not the rest is whole.
+std::optional<CheckpointHeader> newest_header(const std::string& folder);
 
 }  // namespace ballast

@@ -220,7 +220,8 @@ Store open_store(const StoreFlag& flag) {
 }
 
 void try_store(const StoreFlag& flag) {
-  const std::string path = open_store(flag).path();
+  const std::string path = store_path(flag);
+  open_store(flag).try_to_append();
   require_room(system_files(), folder_of(path), static_cast<double>(kMostKept.count),
                "--store " + path, "what is found may take " + bytes_text(kMostKept));
 }

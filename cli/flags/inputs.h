@@ -25,12 +25,12 @@ inline constexpr const char* kHere = "here";
 
 std::string store_path(const StoreFlag& flag);
 // For appending: what was found is worth a minute of waiting for another program.
-// Throws Error where the store could not be opened so, or its disk is full: what a verb that works
-// for minutes asks first.
-void try_store(const StoreFlag& flag);
 Store open_store(const StoreFlag& flag);
-// For reading, where there is one. Both say on the error output when they wait.
+// For reading, where there is one. They say on the error output when they wait.
 std::optional<Store> open_store_if_present(const StoreFlag& flag);
+// Throws Error where nothing could be appended, or the disk is full: what a verb that works for
+// minutes asks first.
+void try_store(const StoreFlag& flag);
 Origin program_origin();
 
 // The newest profile of this machine, or nothing.

@@ -240,12 +240,11 @@ void SearchCache::keep(const SearchRecord& record) const {
 
 SearchResult SearchCache::ask(const SearchQuestion& question, const Measurements& measurements) {
   const std::string text = question_text(question, measurements, options_);
-  ++asked_;
+  if (asked_++ == 0) try_store(store_);  // first of all, and not when an answer is there
   if (std::optional<SearchResult> found = known(text)) {
     ++from_store_;
     return *std::move(found);
   }
-  if (asked_ - from_store_ == 1) try_store(store_);  // before the first one that takes time
   const bool of_ballast = question.stack.name == kBallastStack;
   SearchResult found =
       of_ballast ? search_now(question, measurements) : rank_now(question, measurements);

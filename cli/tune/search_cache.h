@@ -32,8 +32,8 @@ class SearchCache {
   SearchCache(const SearchCacheOptions& options, const StoreFlag& store)
       : options_(options), store_(store), watch_(std::in_place) {}
 
-  // Shows progress. Where it is interrupted: the best so far, not complete. Throws Error where the
-  // store could not take what is found, before the first search that is none of its answers.
+  // Shows progress. Where it is interrupted: the best so far, not complete. Throws Error before
+  // the first question is looked at, where the store could not take what is found.
   SearchResult ask(const SearchQuestion& question, const Measurements& measurements);
   // The same for studies: nothing where it was interrupted before.
   Ask asker(const Measurements& measurements);

@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
+#include <system_error>
 
 #include "autotune/complete/complete.h"
 #include "backend/measure/profile.h"
-#include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
 #include "backend/train/trainer.h"
 #include "cli/flags/memory_limit.h"
@@ -487,31 +487,28 @@ void check_is_that_model(const Setting& setting) {
 // sums are rounded elsewhere. Nothing where no checkpoint says it.
 std::optional<int64_t> micro_batch_of_run(const TrainFlags& flags) {
   if (!flags.resume) return std::nullopt;
-  const std::optional<std::string> newest = newest_checkpoint(*flags.checkpoint_folder);
-  if (!newest) return std::nullopt;
-  try {
-    const CheckpointHeader header = load_checkpoint_header(*newest);
-    const auto found = header.knobs.find(std::string(knob_of(KnobId::kMicroBatch).path));
-    int64_t sequences = 0;
-    if (found == header.knobs.end()) return std::nullopt;
-    const std::string& text = found->second;
-    const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), sequences);
-    return code == std::errc() && sequences > 0 ? std::optional(sequences) : std::nullopt;
-  } catch (const Error&) {
-    return std::nullopt;  // who resumes says what is wrong with it
-  }
+  const std::optional<CheckpointHeader> header = newest_header(*flags.checkpoint_folder);
+  if (!header) return std::nullopt;
+  const auto found = header->knobs.find(std::string(knob_of(KnobId::kMicroBatch).path));
+  if (found == header->knobs.end()) return std::nullopt;
+  const char* const end = found->second.data() + found->second.size();
+  int64_t sequences = 0;
+  const auto [rest, code] = std::from_chars(found->second.data(), end, sequences);
+  return code == std::errc() && rest == end ? std::optional(sequences) : std::nullopt;
 }
 
 // With the micro-batch of the run that goes on, unless somebody names one, or it would no longer
 // do.
 Completed complete_run(const TrainFlags& flags, Setting setting, const Measurements& measurements) {
   const std::optional<int64_t> before = micro_batch_of_run(flags);
-  if (before && !setting.plan.micro_batch &&
-      setting.plan.global_batch % (*before * setting.plan.data) == 0) {
+  if (before && !setting.plan.micro_batch) {
     Setting same = setting;
     same.plan.micro_batch = before;
-    Completed completed = complete_in_sight(std::move(same), &measurements);
-    if (completed.prediction.fits) return completed;
+    try {
+      Completed completed = complete_in_sight(std::move(same), &measurements);
+      if (completed.prediction.fits) return completed;
+    } catch (const Error&) {  // another batch, say, which it does not divide
+    }
   }
   return complete_in_sight(std::move(setting), &measurements);
 }

@@ -17,8 +17,8 @@ void refuse_sum() {
 
 std::string bytes_text(Bytes size) {
   const auto count = static_cast<double>(size.count);
-  if (count >= 1e9) return fmt::format("{:.2f} GB", count * 1e-9);
-  if (count >= 1e6) return fmt::format("{:.1f} MB", count * 1e-6);
+  if (count >= 999.95e6) return fmt::format("{:.3f} GB", count * 1e-9);
+  if (count >= 999.95e3) return fmt::format("{:.1f} MB", count * 1e-6);
   if (count >= 1e3) return fmt::format("{:.1f} KB", count * 1e-3);
   return fmt::format("{} bytes", size.count);
 }

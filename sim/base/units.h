@@ -90,7 +90,7 @@ struct Bytes {
   friend Bytes operator-(Bytes a, Bytes b) { return {a.count - b.count}; }
   friend Bytes operator*(Bytes a, int64_t k) { return {a.count * k}; }
 };
-// "12.34 GB", "56.7 MB", "8.9 KB" or "512 bytes": powers of ten, as file systems are sized.
+// "12.345 GB", "56.7 MB", "8.9 KB" or "512 bytes": powers of ten, as file systems are sized.
 std::string bytes_text(Bytes size);
 
 // Floating-point operations (a multiply-add is two).

@@ -468,6 +468,26 @@ TEST(weights, exported_into_several_files_are_imported_to_the_same_bits) {
   }
 }
 
+// Weights that another program wrote, and a folder of such a name.
+TEST(weights, an_export_removes_nothing_that_is_not_of_ballast) {
+  Trainer trainer(tiny::one_layer_gpt2(), tiny::wait_plan(), tiny::options_for(kResumeSteps));
+  const TemporaryFolder folder;
+  const std::string theirs = folder / "model-00001-of-00009.safetensors";
+  const std::vector<TensorDeclaration> one = {{"a", StoredType::kF32, {1}}};
+  std::ofstream(theirs, std::ios::binary) << safetensors_preamble(one, {}) << "1234";
+  ASSERT_FALSE(SafetensorsReader(theirs).has_checksums());
+  std::filesystem::create_directory(folder / "model-00002-of-00009.safetensors");
+  const std::string index = folder / "model.safetensors.index.json";
+  std::ofstream(index) << "{}";
+  trainer.export_weights(folder / "model.safetensors", int64_t{1} << 40);
+  EXPECT_TRUE(std::filesystem::exists(theirs) && std::filesystem::exists(index));
+  std::filesystem::remove(folder / "model.safetensors");
+  trainer.export_weights(folder / "model.safetensors", 30'000);
+  EXPECT_TRUE(std::filesystem::exists(theirs));
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "model-00002-of-00009.safetensors"));
+  EXPECT_EQ(WeightFiles(folder.path()).holds("transformer.wte.weight"), true);
+}
+
 TEST(weights, are_cut_into_files_in_their_order) {
   const auto tensor = [](int64_t count) {
     return TensorDeclaration{std::to_string(count), StoredType::kF32, {count, 2}};

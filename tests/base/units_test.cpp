@@ -30,7 +30,10 @@ TEST(Units, sizes_are_told_in_the_unit_in_which_they_are_not_0) {
   EXPECT_EQ(bytes_text({999}), "999 bytes");
   EXPECT_EQ(bytes_text({1'000}), "1.0 KB");
   EXPECT_EQ(bytes_text({16 << 20}), "16.8 MB");
-  EXPECT_EQ(bytes_text({12'345'000'000}), "12.35 GB");
+  EXPECT_EQ(bytes_text({12'345'000'000}), "12.345 GB");
+  EXPECT_EQ(bytes_text({999'960}), "1.0 MB");
+  EXPECT_EQ(bytes_text({999'949'999}), "999.9 MB");
+  EXPECT_EQ(bytes_text({999'950'000}), "1.000 GB");
 }
 
 }  // namespace

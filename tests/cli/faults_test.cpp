@@ -137,7 +137,7 @@ TEST_F(Faults, weights_that_the_disk_has_no_room_for_are_refused_before_they_are
   EXPECT_TRUE(mentions(message, "No space left on device: the weights take ")) << message;
 }
 
-// A limit of four KiB on file sizes: a store takes more.
+// A limit of four KiB on file sizes: a store takes more, and the journal of a page of it.
 TEST_F(Faults, a_store_that_cannot_grow_ends_what_takes_long_before_it_begins) {
   for (const char* verb :
        {"tune --model gpt2 --machine gh200-96gb-480gb", "verify --model tiny.json", "profile"}) {
@@ -146,6 +146,11 @@ TEST_F(Faults, a_store_that_cannot_grow_ends_what_takes_long_before_it_begins) {
     EXPECT_EQ(outcome.code, 2) << verb << outcome.output;
     EXPECT_TRUE(outcome.says("new.db: the disk failed")) << verb << outcome.output;
     EXPECT_FALSE(outcome.says("\"schema\"")) << verb << ": there is an answer";
+    const Outcome there =
+        bench.shell(std::string("ulimit -f 8; $BALLAST ") + verb + " --store here.db --json");
+    EXPECT_EQ(there.code, 2) << verb << there.output;
+    EXPECT_TRUE(there.says("here.db: the disk failed")) << verb << there.output;
+    EXPECT_FALSE(there.says("\"schema\"")) << verb << ": there is an answer";
   }
 }
 

@@ -138,6 +138,14 @@ TEST_F(Train, a_run_goes_on_with_the_micro_batch_that_it_had) {
     EXPECT_TRUE(changed.says("micro_batch " + named + " (it was " + other + ")")) << changed.output;
     bench.shell("rm -r kept");
   }
+  // The newest is damaged, and the one before says what it was.
+  ASSERT_EQ(train("--steps 2 --checkpoint kept --checkpoint-period 1 --micro-batch 1").code, 0);
+  bench.write("kept/step-00000002.safetensors", "no checkpoint");
+  const Outcome older = train("--steps 3" + resumed);
+  EXPECT_EQ(older.code, 0) << older.output;
+  EXPECT_TRUE(older.says("step-00000002.safetensors is not whole")) << older.output;
+  EXPECT_FALSE(older.says("micro_batch")) << older.output;
+  bench.shell("rm -r kept");
   ASSERT_EQ(train("--steps 2 --checkpoint kept --micro-batch 2").code, 0);
   const Outcome less = bench.run(
       "train --model tiny.json --store here.db --sequence-length 16 --global-batch 3 "

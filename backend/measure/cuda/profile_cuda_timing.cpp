@@ -10,6 +10,7 @@
 #include "backend/train/random.h"
 #include "kernels/fp8.h"
 #include "sim/base/error.h"
+#include "sim/base/units.h"
 
 namespace ballast {
 
