@@ -260,7 +260,6 @@ std::string told_by(const std::string& path) {
   return told;
 }
 
-// Of a byte two of its bits.
 TEST(Store, a_flipped_bit_is_found_or_changes_nothing_that_is_read) {
   const TemporaryFolder folder;
   const std::string path = folder.file("s.db");
@@ -283,23 +282,21 @@ TEST(Store, a_flipped_bit_is_found_or_changes_nothing_that_is_read) {
   int64_t tried = 0, found = 0;
   int bit = 0;
   for (size_t at = 0; at < good.size(); ++at) {
-    // Every seventh byte, and of zeros those beside what is written: a header of a row has some.
+    // Every seventh byte that is not 0, each of the eight bits in turn; and of zeros beside one,
+    // which a row's header has some of, the bit that makes one number of two bytes.
     const size_t used = good.find_first_not_of('\0', at == 0 ? 0 : at - 1);
     if (good[at] == 0 ? used > at + 1 : at % 7 != 0) continue;
-    // Each of the eight bits in turn, from byte to byte, and the first, which makes one number of
-    // two bytes.
-    for (const int flipped : {bit++ % 8, 7}) {
-      std::string bad = good;
-      bad[at] = static_cast<char>(bad[at] ^ (1 << flipped));
-      profile_tests::write_file(path, bad);
-      const std::string now = told_by(path);
-      ++tried;
-      if (now == told) continue;
-      ++found;
-      ASSERT_NE(now.find(path), std::string::npos) << "byte " << at << " says\n" << now;
-    }
+    const int flipped = good[at] == 0 ? 7 : bit++ % 8;
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ (1 << flipped));
+    profile_tests::write_file(path, bad);
+    const std::string now = told_by(path);
+    ++tried;
+    if (now == told) continue;
+    ++found;
+    ASSERT_NE(now.find(path), std::string::npos) << "byte " << at << " says\n" << now;
   }
-  EXPECT_GT(tried, 3'000);
+  EXPECT_GT(tried, 1'500);
   EXPECT_GT(found, tried / 2);
 }
 
