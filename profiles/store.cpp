@@ -85,16 +85,15 @@ constexpr Table kMeasurementTable{"measurements", kMeasurementColumns,
 constexpr Table kMachineTable{"machine_facts", kMachineColumns};
 constexpr Table kVerifyTable{"verify_records", kVerifyColumns};
 constexpr Table kTuneTable{"tune_results", kTuneColumns};
-// The last three came later: made when first written to, and empty where they are not there.
+// Those from here on came later: made when first written to, and empty where they are not there.
 constexpr Table kAlgorithmTable{"gemm_algorithms", kAlgorithmColumns, "key"};
 constexpr Table kCorrectionTable{"corrections", kCorrectionColumns,
                                  "machine, device, driver, scope, name"};
 constexpr Table kSearchTable{"searches", kSearchColumns, "digest"};
-constexpr const Table* kFirstTables[] = {&kMeasurementTable, &kMachineTable, &kVerifyTable,
-                                         &kTuneTable};
 constexpr const Table* kTables[] = {&kMeasurementTable, &kMachineTable,   &kVerifyTable,
                                     &kTuneTable,        &kAlgorithmTable, &kCorrectionTable,
                                     &kSearchTable};
+constexpr size_t kFirstTables = 4;  // of them, which every store has
 
 double to_ns(Duration time) { return static_cast<double>(time.ps) / 1000.0; }
 
@@ -123,8 +122,8 @@ std::string insert_sql(const Table& table) {
   for (const Column& column : columns) {
     values += fmt::format(", {} AS {}", column.value, column.name);
   }
-  return fmt::format("INSERT INTO {} (id, {}, row_digest) SELECT *, {} FROM (SELECT {})",
-                     table.name, names_of(columns), digest_sql(table), values);
+  return fmt::format("INSERT INTO {} (id, {}, {}) SELECT *, {} FROM (SELECT {})", table.name,
+                     names_of(columns), kDigest, digest_sql(table), values);
 }
 
 void forbid_changes(sqlite3* database, const std::string& path, const Table& table) {
@@ -158,7 +157,9 @@ void add_table(sqlite3* database, const std::string& path, const Table& table) {
 }
 
 void create_tables(sqlite3* database, const std::string& path) {
-  for (const Table* table : kFirstTables) add_table(database, path, *table);
+  for (const Table* table : std::span(kTables).first(kFirstTables)) {
+    add_table(database, path, *table);
+  }
   execute(database, path, fmt::format("PRAGMA application_id = {}", kApplication));
   execute(database, path, fmt::format("PRAGMA user_version = {}", kSchemaVersion));
 }

@@ -48,7 +48,8 @@ class WeightFilesWriter {
   std::string path_of(size_t file) const;
   std::string index_text() const;
   std::string index_path() const;
-  // Of earlier exports, which other numbers of files name, and of this program.
+  // What becomes of numbered files that lie in the folder and are not of this export: those of
+  // Ballast are removed.
   enum class Older : uint8_t { kNone, kAllGone, kSomeStay };
   Older remove_older_files() const;
 
