@@ -2,9 +2,9 @@
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
 // that not every machine has may be left out: power_watts, gpu.nominal_matmul_tflops,
 // gpu.attention_tflops, gpu.compute_threads (1; more only where is_host_thread),
-// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, link.network_share, nvme, nvme.both_share,
-// node where a node has one device, network where there is one node, and of an interconnect all but
-// its bandwidth and latency.
+// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, link.network_share, link.kernel_reads,
+// link.kernel_writes, nvme, nvme.both_share, node where a node has one device, network where there
+// is one node, and of an interconnect all but its bandwidth and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -302,6 +302,12 @@ Link read_link(JsonReader reader) {
   link.latency = read_sourced(reader, "latency_us", kUs);
   link.remote = read_optional(reader, "remote_gb_per_s", kGbPerS);
   link.network_share = read_optional(reader, "network_share", kPart);
+  if (reader.has("kernel_reads")) {
+    link.kernel_reads = read_curve(reader, "kernel_reads", kCopyKeys);
+  }
+  if (reader.has("kernel_writes")) {
+    link.kernel_writes = read_curve(reader, "kernel_writes", kCopyKeys);
+  }
   reader.finish();
   return link;
 }
@@ -315,6 +321,10 @@ OrderedJson write_link(const Link& link) {
                       {"latency_us", write_sourced(link.latency, kUs)}};
   if (link.remote) json["remote_gb_per_s"] = write_sourced(*link.remote, kGbPerS);
   if (link.network_share) json["network_share"] = write_sourced(*link.network_share, kPart);
+  if (!link.kernel_reads.empty()) json["kernel_reads"] = write_curve(link.kernel_reads, kCopyKeys);
+  if (!link.kernel_writes.empty()) {
+    json["kernel_writes"] = write_curve(link.kernel_writes, kCopyKeys);
+  }
   return json;
 }
 

@@ -152,6 +152,10 @@ void set_link_rate(Json& link, const Json& value, const std::string& source) {
   set_copy_rate(link["host_to_device"], value, source);
   set_copy_rate(link["device_to_host"], back, source);
   set_machine_value(link["both_total_gb_per_s"], both, source);
+  for (const char* const of_kernels : {"kernel_reads", "kernel_writes"}) {
+    if (!link.contains(of_kernels)) continue;
+    set_copy_rate(link[of_kernels], scaled(rates_of(link[of_kernels])->back()), source);
+  }
 }
 
 }  // namespace
@@ -196,7 +200,9 @@ Machine apply_override(const Machine& machine, const Override& change) {
     document["link"]["network_share"] = {{"value", 1}, {"source", source}, {"measured", false}};
   }
   const std::string path = curve_path(document, change.key);
-  if (path == "link.host_to_device" || path == "link.device_to_host") {
+  const bool of_link =
+      path.starts_with("link.") && rates_of(find(document, path, source)) != nullptr;
+  if (of_link) {
     set_copy_rate(find(document, path, source), value_of(change.value), source);
   } else {
     set_machine_value(find(document, path, source), value_of(change.value), source);

@@ -287,17 +287,19 @@ step_sanitize() {
 # Ten steps of a small model under every way of stepping, launched one by one and as CUDA graphs:
 # the exported weights are the same bits.
 exactness() {
-  local way sync undo buckets launching weights=()
-  for way in "wait snapshot" "speculate snapshot" "speculate exact"; do
-    read -r sync undo <<<"$way"
+  local way sync undo transfers buckets launching weights=()
+  for way in "wait snapshot copies" "speculate snapshot copies" "speculate exact copies" \
+      "wait snapshot direct" "speculate exact direct"; do
+    read -r sync undo transfers <<<"$way"
     for buckets in 0 2; do
       for launching in "" --cuda-graphs; do
-        local file=$out/exact-$sync-$undo-$buckets$launching.safetensors
-        ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
-          --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
+        local file=$out/exact-$sync-$undo-$transfers-$buckets$launching.safetensors
+        ballast train --device cuda:0 --machine gh200-96gb-480gb --model gpt2 --devices 1 \
+          --steps 10 --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
           --set model.dropout=0 --set plan.optimizer.sync=$sync \
           --set plan.optimizer.gpu_buckets=$buckets \
           --set plan.optimizer.placement=cpu --set plan.optimizer.undo=$undo \
+          --set plan.optimizer.transfers=$transfers \
           --export "$file" $launching || return
         weights+=("$file")
       done

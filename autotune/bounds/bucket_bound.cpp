@@ -61,6 +61,9 @@ void BucketBound::fill_times(const CostModel& costs) {
   const bool exchanges = talks && base_.expert == 1;
   const DType types[] = {base_.dtype, DType::kF32};
   const DType gradient = gradient_dtype(base_, {});
+  // Unless it is scattered in between.
+  const bool packs_into_cpu_memory =
+      base_.optimizer.transfers == StateTransfers::kDirect && !(splits && talks);
   Prices prices(base_);
   for (const Bucket& bucket : buckets_) {
     const int64_t whole = bucket.count;
@@ -80,11 +83,11 @@ void BucketBound::fill_times(const CostModel& costs) {
                elementwise(count, DType::kF32, base_.dtype, Site::kCpu));
     for (const DType type : types) {
       const DType out = gradient == DType::kF32 ? gradient : type;
-      prices.add(OpKind::kPack, LaneKind::kCopyOut, elementwise(whole, gradient, out, Site::kGpu));
-      prices.add(OpKind::kCopy, LaneKind::kCopyOut,
-                 CopyWork{bytes_of(count, out), CopyDirection::kDeviceToHost});
-      prices.add(OpKind::kCopy, LaneKind::kUpload,
-                 CopyWork{bytes_of(count, type), CopyDirection::kHostToDevice});
+      BucketWork pack = elementwise(whole, gradient, out, Site::kGpu);
+      if (packs_into_cpu_memory) pack.to_host = bytes_of(whole, out);
+      prices.add(OpKind::kPack, LaneKind::kCopyOut, pack);
+      prices.add_transfer(LaneKind::kCopyOut, CopyDirection::kDeviceToHost, count, out);
+      prices.add_transfer(LaneKind::kUpload, CopyDirection::kHostToDevice, count, type);
     }
     prices.add_exchange(splits ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, whole,
                         exchanges);
@@ -102,6 +105,7 @@ void BucketBound::fill_times(const CostModel& costs) {
     for (size_t width = 0; width < 2; ++width) {
       t.pack[width] = prices.next();
       t.out[width] = prices.next();
+      if (packs_into_cpu_memory) t.out[width] = 0;
       t.home[width] = prices.next();
     }
     t.reduce = prices.next();

@@ -50,7 +50,7 @@ class BucketBound {
     int64_t norm = 0;                // on the GPU
     int64_t cast = 0;                // of weights, on the CPU
     std::array<int64_t, 2> pack{};   // for 16 and for 32 bits
-    std::array<int64_t, 2> out{};    // the copy
+    std::array<int64_t, 2> out{};    // what moves it; 0 where packing does
     std::array<int64_t, 2> home{};   // with the cast of what arrives
     int64_t reduce = 0, gather = 0;  // exchanges with the ranks that hold the same weights
   };

@@ -439,6 +439,7 @@ std::string LayerProfiles::key_of(const Plan& asked) const {
                                 KnobId::kAdam,
                                 KnobId::kStreamShare,
                                 KnobId::kMoments,
+                                KnobId::kTransfers,
                                 KnobId::kMemoryReuse,
                                 KnobId::kActivationsLookAhead,
                                 KnobId::kCheckpointPeriodSteps};

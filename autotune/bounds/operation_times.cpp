@@ -19,6 +19,17 @@ void Prices::add(OpKind kind, LaneKind lane, Work work) {
   graph_.step.ops.push_back(std::move(op));
 }
 
+void Prices::add_transfer(LaneKind lane, CopyDirection direction, int64_t count, DType type) {
+  const Bytes bytes = bytes_of(count, type);
+  const bool out = direction == CopyDirection::kDeviceToHost;
+  if (plan_.optimizer.transfers == StateTransfers::kCopies) {
+    return add(OpKind::kCopy, lane, CopyWork{bytes, direction});
+  }
+  BucketWork work = elementwise(count, type, out ? type : plan_.dtype, Site::kGpu);
+  (out ? work.to_host : work.from_host) = bytes;
+  add(out ? OpKind::kPack : OpKind::kUnpack, lane, work);
+}
+
 void Prices::add_adam(int64_t count, Site site, bool exact_undo) {
   const Bytes state = optimizer_state(count, plan_.optimizer);
   BucketWork work{count, plan_.dtype, plan_.dtype, site, state * 2 + bytes_of(count, plan_.dtype)};

@@ -16,6 +16,9 @@ class Prices {
   explicit Prices(const Plan& plan);
 
   void add(OpKind kind, LaneKind lane, Work work);
+  // Values of a type across the link, by what the plan has for that; what a kernel that brings them
+  // writes may be in the plan's own type.
+  void add_transfer(LaneKind lane, CopyDirection direction, int64_t count, DType type);
   void add_adam(int64_t count, Site site, bool exact_undo);
   // What ranks that share state or gradients tell each other, in 16 bits at least; nothing where
   // they do not talk.

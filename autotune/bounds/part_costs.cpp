@@ -69,7 +69,7 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, cons
   for (Op& op : graph.step.ops) {
     std::erase_if(op.accesses, [](const Access& access) { return access.tensor < 0; });
   }
-  graph = run_passes(std::move(graph), context, "shard", "shard", ProgramExtent::kCutDown);
+  graph = run_passes(std::move(graph), context, "shard", "direct access", ProgramExtent::kCutDown);
   const Program& fetches = graph.step;
   const CostTable table = costs.table(fetches, graph);
   const ModuleIndex modules(graph.modules);
@@ -77,7 +77,9 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, cons
   for (size_t i = 0; i < fetches.ops.size(); ++i) {
     const Op& op = fetches.ops[i];
     FetchProfile& fetch = result[static_cast<size_t>(modules.of(op.label))];
-    if (op.kind == OpKind::kCopy) ++fetch.visits;
+    const auto* kernel = std::get_if<BucketWork>(&op.work);
+    const bool brings = kernel == nullptr || kernel->from_host.count > 0;
+    if (brings && op.kind != OpKind::kCollective) ++fetch.visits;
     if (fetch.visits > 1) continue;  // they all move the same
     fetch.one.add(op, table.ops[i], table, 1);
     fetch.first_ps += table.ops[i].alone.ps;
@@ -410,7 +412,7 @@ OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
   OptimizerProfile profile;
   profile.flowing = flowing_modules(graph, plan);
   const StackFacts facts;
-  graph = run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "shard",
+  graph = run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "direct access",
                      ProgramExtent::kCutDown);
   // Forward and backward cost nothing here.
   for (Op& op : graph.step.ops) {

@@ -26,14 +26,15 @@ StepFloor rates_of(const Plan& layout, bool talks, const CostModel& costs) {
     counts.push_back(count);
     prices.add_adam(count, Site::kGpu, false);
     prices.add_adam(count, Site::kCpu, false);
-    prices.add(OpKind::kCopy, LaneKind::kCopyOut, CopyWork{bytes, CopyDirection::kDeviceToHost});
-    prices.add(OpKind::kCopy, LaneKind::kCopyIn, CopyWork{bytes, CopyDirection::kHostToDevice});
+    prices.add_transfer(LaneKind::kCopyOut, CopyDirection::kDeviceToHost, count, layout.dtype);
+    prices.add_transfer(LaneKind::kCopyIn, CopyDirection::kHostToDevice, count, layout.dtype);
     prices.add_exchange(splits ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, count,
                         talks);
     prices.add_exchange(CollectiveKind::kAllGather, count, talks && splits);
   }
   prices.price(costs);
-  rates.fetch_host = prices.host_ps(OpKind::kCopy);
+  const bool direct = layout.optimizer.transfers == StateTransfers::kDirect;
+  rates.fetch_host = prices.host_ps(direct ? OpKind::kUnpack : OpKind::kCopy);
   for (const int64_t count : counts) {
     for (double* rate : {&rates.gpu_adam, &rates.cpu_adam, &rates.out, &rates.fetch, &rates.reduce,
                          &rates.gather}) {

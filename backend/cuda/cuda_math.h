@@ -52,6 +52,10 @@ class CudaMath {
                           float* gradient, CudaStream stream) = 0;
 
   virtual void cast(const CastRange& range, CudaStream stream) = 0;
+  // All of an operation; those that cross the link in as few kernels as can be.
+  virtual void casts(const std::vector<CastRange>& ranges, CudaStream stream) {
+    for (const CastRange& range : ranges) cast(range, stream);
+  }
   virtual void sums(const SumRange& range, CudaStream stream) = 0;
   // to[i] += from[i], in fp32, rounded to the format of both.
   struct Addition {

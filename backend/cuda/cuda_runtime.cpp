@@ -78,6 +78,7 @@ class RealRuntime : public CudaRuntime {
     check(cudaDriverGetVersion(&found.driver_version), {"query of the driver's version"});
     check(cudaRuntimeGetVersion(&found.runtime_version), {"query of the runtime's version"});
     found.shares_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
+    found.addresses_pinned_memory = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem) != 0;
     return found;
   }
   Bytes free_memory() override {

@@ -29,6 +29,9 @@ struct CudaProperties {
   // The device addresses the CPU's memory through the CPU's own page tables, as on a superchip
   // (cudaDevAttrPageableMemoryAccessUsesHostPageTables).
   bool shares_page_tables = false;
+  // Kernels read and write pinned memory at the addresses that the CPU has for it
+  // (cudaDevAttrCanUseHostPointerForRegisteredMem).
+  bool addresses_pinned_memory = true;
   // Tensor cores multiply 8-bit floats from Ada on.
   bool has_fp8() const { return major > 8 || (major == 8 && minor >= 9); }
 };

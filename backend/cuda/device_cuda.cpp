@@ -119,6 +119,7 @@ const Capabilities& cuda_capabilities() {
 Capabilities cuda_capabilities(const CudaProperties& gpu) {
   Capabilities all =
       all_but_fp8(fmt::format("{} (compute capability {}.{})", gpu.name, gpu.major, gpu.minor));
+  if (!gpu.addresses_pinned_memory) all.does_without(WorkVariant::kDirectAccess);
   return gpu.has_fp8() ? with_fp8(std::move(all)) : all;
 }
 
@@ -395,7 +396,7 @@ double CudaDevice::sum_of_partials() {
 }
 
 void CudaDevice::casts(const std::vector<CastRange>& ranges, CudaStream stream) {
-  for (const CastRange& range : ranges) math_->cast(range, stream);
+  math_->casts(ranges, stream);
 }
 
 void CudaDevice::copies(const std::vector<CopyRange>& ranges, CopyKind kind, CudaStream stream) {

@@ -84,6 +84,10 @@ GemmOperand operand(const Argument& argument, int64_t column, int64_t stride,
   return {element(argument, column), argument.tensor->dtype, orientation, stride};
 }
 
+cuda::Cast cast_of(const CastRange& range) {
+  return {{range.from, range.from_format}, {range.to, range.to_format}, range.count};
+}
+
 }  // namespace
 
 CudaTransformer::CudaTransformer(const Training& training, const RankPlace& place,
@@ -558,20 +562,20 @@ void CudaTransformer::merge_loss(const Op& op, const OperationArguments& argumen
 }
 
 void CudaTransformer::cast(const CastRange& range, CudaStream stream) {
-  cuda::Cast cast;
-  cast.from = {range.from, range.from_format};
-  cast.to = {range.to, range.to_format};
-  cast.count = range.count;
-  check_launch(cuda::cast(cast, static_cast<cuda::Stream>(stream.native)), stream);
+  check_launch(cuda::cast(cast_of(range), native_stream(stream)), stream);
+}
+
+void CudaTransformer::casts(const std::vector<CastRange>& ranges, CudaStream stream) {
+  if (ranges.empty() || !ranges.front().crosses_link) return CudaMath::casts(ranges, stream);
+  std::vector<cuda::Cast> all;
+  for (const CastRange& range : ranges) all.push_back(cast_of(range));
+  check_launch(cuda::casts_across_link(all, native_stream(stream)), stream);
 }
 
 void CudaTransformer::sums(const SumRange& range, CudaStream stream) {
   static_assert(kernels::kNormBlock == kSegment);
-  cuda::SumOfSquares sum;
-  sum.values = {range.values, range.format};
-  sum.count = range.count;
-  sum.partials = range.sums;
-  check_launch(cuda::sum_of_squares(sum, static_cast<cuda::Stream>(stream.native)), stream);
+  const cuda::SumOfSquares sum{{range.values, range.format}, range.count, range.sums};
+  check_launch(cuda::sum_of_squares(sum, native_stream(stream)), stream);
 }
 
 void CudaTransformer::add(const Addition& addition, CudaStream stream) {
@@ -585,8 +589,7 @@ void CudaTransformer::add(const Addition& addition, CudaStream stream) {
 
 void CudaTransformer::adam(const kernels::AdamArrays& arrays,
                            const kernels::AdamConstants& constants, CudaStream stream) {
-  check_launch(cuda::adam_step(arrays, constants, {}, static_cast<cuda::Stream>(stream.native)),
-               stream);
+  check_launch(cuda::adam_step(arrays, constants, {}, native_stream(stream)), stream);
 }
 
 void CudaTransformer::recorded_adam(const cuda::RecordedStep& step, cuda::RecordedPart part,

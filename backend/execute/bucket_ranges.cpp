@@ -13,9 +13,24 @@ CastRange cast_range(const Argument& from, int64_t from_index, const Argument& t
           format_of(to.tensor->dtype), count};
 }
 
-CopyRange copy_range(const Argument& from, int64_t from_index, const Argument& to, int64_t to_index,
-                     int64_t count) {
-  return {element(from, from_index), element(to, to_index), count * size_of(from.tensor->dtype)};
+// What a copy does of them, which keeps the type.
+std::vector<CopyRange> copied(const std::vector<CastRange>& ranges) {
+  std::vector<CopyRange> copies;
+  for (const CastRange& range : ranges) {
+    CHECK(range.from_format == range.to_format);
+    copies.push_back({range.from, range.to, range.count * kernels::bytes_of(range.from_format)});
+  }
+  return copies;
+}
+
+CastRange whole_range(const Argument& from, const Argument& to) {
+  return cast_range(from, 0, to, 0, from.tensor->elements);
+}
+
+std::vector<CastRange> marked(std::vector<CastRange> ranges, const Op& op) {
+  const bool crosses = crosses_link(std::get<BucketWork>(op.work));
+  for (CastRange& range : ranges) range.crosses_link = crosses;
+  return ranges;
 }
 
 bool is_of_module(const Argument& argument) {
@@ -72,17 +87,27 @@ const Bucket::Piece& BucketRanges::piece_of(const Bucket& bucket,
 }
 
 std::vector<CastRange> BucketRanges::pack(const Op& op, int32_t step) const {
+  return marked(packed(op, step), op);
+}
+
+std::vector<CastRange> BucketRanges::unpack(const Op& op, int32_t step) const {
+  const bool direct = std::get<BucketWork>(op.work).from_host.count > 0;
+  return marked(direct ? brought(op, step) : unpacked(op, step), op);
+}
+
+std::vector<CastRange> BucketRanges::packed(const Op& op, int32_t step) const {
   const Bucket& bucket = bucket_of(op);
   const Argument packed = arguments_.find(op, Role::kDestination, step);
   std::vector<CastRange> ranges;
   for (const Argument& gradient : arguments_.all(op, Role::kSource, step)) {
+    if (!is_of_module(gradient)) return {whole_range(gradient, packed)};
     const Bucket::Piece& piece = piece_of(bucket, *gradient.tensor);
     ranges.push_back(cast_range(gradient, piece.begin, packed, piece.offset, piece.count));
   }
   return ranges;
 }
 
-std::vector<CastRange> BucketRanges::unpack(const Op& op, int32_t step) const {
+std::vector<CastRange> BucketRanges::unpacked(const Op& op, int32_t step) const {
   const Argument source = arguments_.find(op, Role::kSource, step);
   const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
   if (op.phase == Phase::kFetch) {
@@ -282,61 +307,68 @@ std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
   const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
   const auto rests = [](const Argument& one) { return one.tensor->kind == TensorKind::kState; };
   if (rests(sources.front()) || rests(destinations.front())) return moves_of_state(op, step);
-  if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
-  const bool home = kind_of(op.lane) == LaneKind::kUpload;
-  const bool of_share = shares_ != nullptr && shares_->are_of_buckets();
-  if (home && of_share) return homecoming_of_share(op, sources.front(), destinations);
-  if (home) return homecoming(op, sources.front(), destinations);
+  const bool brings = op.phase == Phase::kFetch || kind_of(op.lane) == LaneKind::kUpload;
+  if (brings) return copied(brought(op, step));
   const Argument& source = sources.front();
-  return {copy_range(source, 0, destinations.front(), 0, source.tensor->elements)};
+  return {{source.data, destinations.front().data, source.tensor->bytes().count}};
+}
+
+std::vector<CastRange> BucketRanges::brought(const Op& op, int32_t step) const {
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
+  if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
+  if (shares_ != nullptr && shares_->are_of_buckets()) {
+    return homecoming_of_share(op, sources.front(), destinations);
+  }
+  return homecoming(op, sources.front(), destinations);
 }
 
 // A flowing module, gathered from the buckets that hold it.
-std::vector<CopyRange> BucketRanges::fetches(const std::vector<Argument>& sources,
+std::vector<CastRange> BucketRanges::fetches(const std::vector<Argument>& sources,
                                              const Argument& destination) const {
-  std::vector<CopyRange> ranges;
+  std::vector<CastRange> ranges;
   for (const Argument& source : sources) {
     const Bucket& bucket = graph_.buckets[static_cast<size_t>(source.tensor->label.bucket)];
     const Bucket::Piece& piece = piece_of(bucket, *destination.tensor);
-    CHECK(source.tensor->dtype == destination.tensor->dtype);
-    ranges.push_back(copy_range(source, piece.offset, destination, piece.begin, piece.count));
+    ranges.push_back(cast_range(source, piece.offset, destination, piece.begin, piece.count));
   }
   return ranges;
 }
 
 // Stepped weights of a bucket, those that flow left out: into the staging area one after another,
 // or straight to where each module keeps them.
-std::vector<CopyRange> BucketRanges::homecoming(const Op& op, const Argument& source,
+std::vector<CastRange> BucketRanges::homecoming(const Op& op, const Argument& source,
                                                 const std::vector<Argument>& destinations) const {
   const Bucket& bucket = bucket_of(op);
-  std::vector<CopyRange> ranges;
+  std::vector<CastRange> ranges;
   if (destinations.front().tensor->kind == TensorKind::kWeight) {
     for (const Argument& weight : destinations) {
       const Bucket::Piece& piece = piece_of(bucket, *weight.tensor);
-      ranges.push_back(copy_range(source, piece.offset, weight, piece.begin, piece.count));
+      ranges.push_back(cast_range(source, piece.offset, weight, piece.begin, piece.count));
     }
     return ranges;
   }
   int64_t begin = 0;
   for (const Bucket::Piece& piece : bucket.pieces) {
     if (stationary_weight_[static_cast<size_t>(piece.module)] < 0) continue;
-    ranges.push_back(copy_range(source, piece.offset, destinations.front(), begin, piece.count));
+    ranges.push_back(cast_range(source, piece.offset, destinations.front(), begin, piece.count));
     begin += piece.count;
   }
   return ranges;
 }
 
 // Of a share, which is gathered then: into staging of its own, or among those of the other ranks.
-std::vector<CopyRange> BucketRanges::homecoming_of_share(
+std::vector<CastRange> BucketRanges::homecoming_of_share(
     const Op& op, const Argument& source, const std::vector<Argument>& destinations) const {
   const TensorKind kind = destinations.front().tensor->kind;
   const Of to = kind == TensorKind::kArriving ? Of::kShare : Of::kBucket;
   const Bucket& bucket = bucket_of(op);
-  std::vector<CopyRange> ranges;
+  std::vector<CastRange> ranges;
   for (const SharePart& part : shares_->parts_of(op.label.bucket)) {
     if (!is_own(part)) continue;
-    ranges.push_back({element(source, part.in_share), part_at(bucket, destinations, part, to),
-                      part.range.count * size_of(source.tensor->dtype)});
+    ranges.push_back({element(source, part.in_share), format_of(source.tensor->dtype),
+                      part_at(bucket, destinations, part, to),
+                      format_of(destinations.front().tensor->dtype), part.range.count});
   }
   return ranges;
 }

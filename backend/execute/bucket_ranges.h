@@ -30,7 +30,8 @@ struct CastRange {
   kernels::Format from_format{};
   std::byte* to = nullptr;
   kernels::Format to_format{};
-  int64_t count = 0;  // values
+  int64_t count = 0;          // values
+  bool crosses_link = false;  // a kernel of the GPU reads or writes CPU memory
 };
 
 // Values of a segment that other ranks have the rest of.
@@ -113,11 +114,15 @@ class BucketRanges {
 
  private:
   const Bucket::Piece& piece_of(const Bucket& bucket, const Tensor& module_tensor) const;
-  std::vector<CopyRange> fetches(const std::vector<Argument>& sources,
+  std::vector<CastRange> packed(const Op& op, int32_t step) const;
+  std::vector<CastRange> unpacked(const Op& op, int32_t step) const;
+  // Weights that return from CPU memory, or flow in from there.
+  std::vector<CastRange> brought(const Op& op, int32_t step) const;
+  std::vector<CastRange> fetches(const std::vector<Argument>& sources,
                                  const Argument& destination) const;
-  std::vector<CopyRange> homecoming(const Op& op, const Argument& source,
+  std::vector<CastRange> homecoming(const Op& op, const Argument& source,
                                     const std::vector<Argument>& destinations) const;
-  std::vector<CopyRange> homecoming_of_share(const Op& op, const Argument& source,
+  std::vector<CastRange> homecoming_of_share(const Op& op, const Argument& source,
                                              const std::vector<Argument>& destinations) const;
   void find_stationary_weights();
   bool is_split() const;

@@ -51,8 +51,10 @@ void add_modules(Capabilities& all) {
 void add_updates(Capabilities& all) {
   static constexpr std::initializer_list<Role> kState = {Role::kMaster, Role::kMoment1,
                                                          Role::kMoment2};
-  all.carries_out(OpKind::kPack, {{{Role::kSource, Role::kDestination}, kFloats}})
-      .carries_out(OpKind::kUnpack, {{{Role::kSource, Role::kDestination}, kFloats}})
+  all.carries_out(OpKind::kPack, {{{Role::kSource, Role::kDestination}, kFloats}},
+                  {WorkVariant::kDirectAccess})
+      .carries_out(OpKind::kUnpack, {{{Role::kSource, Role::kDestination}, kFloats}},
+                   {WorkVariant::kDirectAccess})
       .carries_out(OpKind::kCast, {{{Role::kSource, Role::kDestination}, kFloats}})
       .carries_out(OpKind::kSumOfSquares,
                    {{{Role::kSource}, kFloats}, {{Role::kNormPartials}, kF64}})
@@ -192,7 +194,7 @@ struct BucketPart {
 std::vector<bool> fetched_tensors(const Graph& graph) {
   std::vector<bool> fetched(graph.tensors.size(), false);
   for (const Op& op : graph.step.ops) {
-    if (op.kind != OpKind::kCopy || op.phase != Phase::kFetch) continue;
+    if (op.kind == OpKind::kCollective || op.phase != Phase::kFetch) continue;
     for (const Access& access : op.accesses) {
       if (access.role == Role::kSource) fetched[static_cast<size_t>(access.tensor)] = true;
     }
@@ -319,6 +321,42 @@ Op returned(Op copy) {
   return copy;
 }
 
+// By gradient of a module: what it was packed into in CPU memory, without a copy that could return
+// it.
+std::map<TensorId, TensorId> packed_into_cpu_memory(const Graph& graph) {
+  std::map<TensorId, TensorId> landed;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<BucketWork>(&op.work);
+    if (op.kind != OpKind::kPack || work->to_host.count == 0) continue;
+    TensorId packed = -1;
+    for (const Access& access : op.accesses) {
+      if (access.role == Role::kDestination) packed = access.tensor;
+    }
+    for (const Access& access : op.accesses) {
+      if (access.role == Role::kSource) landed[access.tensor] = packed;
+    }
+  }
+  return landed;
+}
+
+// The same values.
+Op summed_where_it_landed(Op norm, const std::map<TensorId, TensorId>& landed) {
+  std::vector<Access> accesses;
+  for (const Access& access : norm.accesses) {
+    const auto found = landed.find(access.tensor);
+    if (access.role != Role::kSource || found == landed.end()) {
+      accesses.push_back(access);
+      continue;
+    }
+    const bool is_known = std::any_of(accesses.begin(), accesses.end(), [&](const Access& known) {
+      return known.tensor == found->second;
+    });
+    if (!is_known) accesses.push_back(read(found->second, Role::kSource));
+  }
+  norm.accesses = std::move(accesses);
+  return norm;
+}
+
 }  // namespace
 
 void run_forward(const Graph& graph, int64_t batch, int32_t step,
@@ -334,6 +372,7 @@ void run_forward(const Graph& graph, int64_t batch, int32_t step,
 }
 
 void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run) {
+  const std::map<TensorId, TensorId> landed = packed_into_cpu_memory(graph);
   std::set<TensorId> summed;
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kSumOfSquares) continue;
@@ -349,7 +388,11 @@ void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run)
   };
   for (const Op& op : graph.step.ops) {
     const bool brings_sums = op.kind == OpKind::kCopy && holds_norms(graph, op);
-    if (op.kind == OpKind::kSumOfSquares || brings_sums) run(op);
+    if (op.kind == OpKind::kSumOfSquares) {
+      run(summed_where_it_landed(op, landed));
+    } else if (brings_sums) {
+      run(op);
+    }
     if (took_out(op)) run(returned(op));
   }
 }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
@@ -309,6 +310,10 @@ struct Cast {
   int64_t count = 0;
 };
 Status cast(const Cast&, Stream);
+// The same of arrays that lie in CPU memory on one side, all of them on the same: by few blocks
+// (geometry.h), so that other kernels run beside, and kMostCasts at a time by one kernel.
+inline constexpr int kMostCasts = 32;
+Status casts_across_link(std::span<const Cast>, Stream);
 
 // values[i] = format(factor * values[i]); same bits as Table::scale.
 struct Scale {

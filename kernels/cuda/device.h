@@ -180,6 +180,7 @@ template <class... Parameters, class... Arguments>
 Status launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Stream stream,
               const Arguments&... arguments) {
   const Status started{0, name, grid.x * grid.y * grid.z, grid.threads, grid.shared_bytes};
+  if (started.blocks == 0) return started;
   emulation::launch({stream, name}, {grid.x, grid.y, grid.z, grid.threads, grid.shared_bytes},
                     [kernel, arguments...] { kernel(arguments...); });
   return started;

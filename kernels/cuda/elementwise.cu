@@ -147,6 +147,36 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(Cast d) {
   store(d.to, at, values);
 }
 
+struct Casts {
+  Cast one[kMostCasts];
+  int count = 0;
+};
+
+// The format of what is read is the compiler's to know, which then asks for all bytes that have to
+// come from CPU memory before it waits for one.
+template <Format kFormat, int kCount>
+__global__ void __launch_bounds__(kDirectThreads) direct_cast_kernel(Casts casts) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kDirectThreads * kCount;
+  for (int c = 0; c < casts.count; ++c) {
+    const Cast d = casts.one[c];
+    int64_t at = (static_cast<int64_t>(blockIdx.x) * kDirectThreads + threadIdx.x) * kCount;
+    for (; at + (kDirectAhead - 1) * stride < d.count; at += kDirectAhead * stride) {
+      float values[kDirectAhead][kCount];
+#pragma unroll
+      for (int i = 0; i < kDirectAhead; ++i) {
+        load<kFormat>(d.from.data, at + i * stride, values[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kDirectAhead; ++i) store(d.to, at + i * stride, values[i]);
+    }
+    for (; at < d.count; at += stride) {
+      float values[kCount];
+      load<kFormat>(d.from.data, at, values);
+      store(d.to, at, values);
+    }
+  }
+}
+
 template <int kCount>
 __global__ void __launch_bounds__(kThreads) scale_kernel(Scale d) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kCount;
@@ -262,6 +292,51 @@ Status cast(const Cast& d, Stream stream) {
     advance(left.from, values), advance(left.to, values);
   };
   return launch_run("cast", cast_kernel<kWide>, cast_kernel<1>, d, aligned, move, stream);
+}
+
+// As many values a thread as `kCount` says, whose arrays allow it.
+template <Format kFormat, int kCount>
+Status launch_across_link(Casts& casts, Stream stream) {
+  if (casts.count == 0) return {};
+  int64_t longest = 0;
+  for (int c = 0; c < casts.count; ++c) {
+    if (casts.one[c].count > longest) longest = casts.one[c].count;
+  }
+  const int64_t blocks = smaller(blocks_for(longest, kDirectThreads * kCount), kDirectBlocks);
+  const Grid grid{.x = blocks, .threads = kDirectThreads};
+  const Status status =
+      launch("direct_cast", direct_cast_kernel<kFormat, kCount>, grid, stream, casts);
+  casts.count = 0;
+  return status;
+}
+
+// Those of one format; what is left over of a length is taken a value a thread.
+template <Format kFormat>
+Status cast_across_link(std::span<const Cast> all, Stream stream) {
+  Casts wide, narrow;
+  for (const Cast& cast : all) {
+    if (cast.from.format != kFormat) continue;
+    Cast first = cast, rest = cast;
+    first.count = is_wide(cast.from.data) && is_wide(cast.to.data) ? cast.count / kWide * kWide : 0;
+    rest.count -= first.count;
+    advance(rest.from, first.count), advance(rest.to, first.count);
+    if (first.count > 0) wide.one[wide.count++] = first;
+    if (rest.count > 0) narrow.one[narrow.count++] = rest;
+    if (wide.count == kMostCasts) {
+      BALLAST_CUDA_TRY((launch_across_link<kFormat, kWide>(wide, stream)));
+    }
+    if (narrow.count == kMostCasts) {
+      BALLAST_CUDA_TRY((launch_across_link<kFormat, 1>(narrow, stream)));
+    }
+  }
+  BALLAST_CUDA_TRY((launch_across_link<kFormat, kWide>(wide, stream)));
+  return launch_across_link<kFormat, 1>(narrow, stream);
+}
+
+Status casts_across_link(std::span<const Cast> all, Stream stream) {
+  BALLAST_CUDA_TRY(cast_across_link<Format::kBf16>(all, stream));
+  BALLAST_CUDA_TRY(cast_across_link<Format::kF16>(all, stream));
+  return cast_across_link<Format::kF32>(all, stream);
 }
 
 Status scale(const Scale& d, Stream stream) {

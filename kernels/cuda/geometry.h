@@ -40,6 +40,15 @@ constexpr RowRuns norm_runs(int64_t rows) {
 inline constexpr int64_t kBiasRows = 256;
 constexpr RowRuns bias_runs(int64_t rows) { return {kBiasRows, div_up(rows, kBiasRows)}; }
 
+// Blocks of a kernel that reads or writes CPU memory, and threads of each: as few multiprocessors
+// as fill the link, which have no room for a product's block beside. They ask for 1 MB at a time
+// (16 x 1024 threads, kDirectAhead times 8 values in fp32), which a link of 400 GB/s delivers in
+// 2.6 us: longer than it takes to answer (0.6 us and more for the first bytes,
+// ntua-el20062/grace-hopper-benchmark), so that it is the link that they wait for.
+inline constexpr int64_t kDirectBlocks = 16;
+inline constexpr int kDirectThreads = 1024;
+inline constexpr int kDirectAhead = 2;
+
 // Blocks of a loop over `items` in which every block of `threads` takes `per_block` at a time.
 // Grids are one-dimensional and may have 2^31 - 1 blocks.
 constexpr int64_t blocks_for(int64_t items, int64_t per_block) { return div_up(items, per_block); }

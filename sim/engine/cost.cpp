@@ -55,7 +55,9 @@ struct Mixer {
     mix(w.sequences), mix(w.length), mix(w.heads), mix(w.tokens_before);
   }
   void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }
-  void operator()(const BucketWork& w) { mix(w.elements), mix(w.moved.count); }
+  void operator()(const BucketWork& w) {
+    mix(w.elements), mix(w.moved.count), mix(w.from_host.count), mix(w.to_host.count);
+  }
   void operator()(const CopyWork& w) { mix(w.bytes.count), mix(w.calls); }
   void operator()(const CollectiveWork& w) { mix(w.bytes.count), mix(w.ranks); }
   void operator()(const IoWork& w) { mix(w.bytes.count); }
@@ -90,8 +92,9 @@ struct GroupOfWork {
   }
   std::string operator()(const RowWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
   std::string operator()(const BucketWork& w) const {
-    return fmt::format(" {} to {} on {}{}", to_string(w.from), to_string(w.to),
-                       w.site == Site::kGpu ? "gpu" : "cpu", w.exact_undo ? " exact undo" : "");
+    return fmt::format(" {} to {} on {}{}{}", to_string(w.from), to_string(w.to),
+                       w.site == Site::kGpu ? "gpu" : "cpu", w.exact_undo ? " exact undo" : "",
+                       across_link(w));
   }
   std::string operator()(const CopyWork& w) const {
     const bool in = w.direction == CopyDirection::kHostToDevice;
@@ -160,6 +163,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
     : machine_(machine),
       adam_(plan.optimizer.adam),
       numa_(plan.numa),
+      transfers_(plan.optimizer.transfers),
       ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
@@ -181,6 +185,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
                 "is missing, but a plan with numa remote copies to another chip's memory",
                 "add it to the machine's file or set numa to local");
   }
+  if (transfers_ == StateTransfers::kDirect) check_direct(stack);
   add_capacities();
   if (measurements == nullptr) return;
   for (const auto& [key, measurement] : *measurements) measured_[key] = measurement.median;
@@ -196,6 +201,10 @@ void CostModel::add_capacities() {
   double link_in = fastest(machine_.link.host_to_device);
   double link_out = fastest(machine_.link.device_to_host);
   double link_total = machine_.link.both_total.value.bytes_per_s;
+  if (transfers_ == StateTransfers::kDirect) {
+    link_in = std::max(link_in, fastest(machine_.link.kernel_reads));
+    link_out = std::max(link_out, fastest(machine_.link.kernel_writes));
+  }
   if (numa_ == NumaBinding::kRemote) {
     const double remote = machine_.link.remote->value.bytes_per_s;
     link_in = std::min(link_in, remote);
@@ -378,6 +387,7 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
   }
   if (const auto* bucket = std::get_if<BucketWork>(&op.work)) {
     if (bucket->site == Site::kCpu) return on_cpu(op, *bucket);
+    if (crosses_link(*bucket) && !gpu.is_host_thread) return direct(*bucket);
     const Alone one = gpu_memory_bound(bucket->moved, Duration{});
     return {std::max(one.time, Duration{gpu.launch.value.ps * bucket->launches})};
   }
@@ -461,21 +471,6 @@ int64_t CostModel::threads_of(const Op& op) const {
   return torch && torch_adam_threads_ > 0 ? std::min(torch_adam_threads_, lent) : lent;
 }
 
-CostModel::Alone CostModel::copy(const CopyWork& work) const {
-  const Link& link = machine_.link;
-  const Curve& curve =
-      work.direction == CopyDirection::kHostToDevice ? link.host_to_device : link.device_to_host;
-  double rate = curve.rate_at(static_cast<double>(div_ceil(work.bytes.count, work.calls)));
-  bool measured = curve.measured;
-  if (numa_ == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
-    rate = link.remote->value.bytes_per_s;
-    measured = link.remote->measured;
-  }
-  if (work.host == HostMemory::kPageable) rate *= link.pageable_share.value;
-  return {work.bytes / Bandwidth{rate} + link.latency.value * static_cast<double>(work.calls),
-          measured ? Provenance::kInterpolated : Provenance::kRoofline};
-}
-
 // In one process a message is one copy; a sum of two gradients is read and written by both.
 CostModel::Alone CostModel::between_stages(const CollectiveWork& work) const {
   const bool sums = work.kind == CollectiveKind::kAllReduce;
@@ -553,6 +548,8 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
     demand(cost, kHbm, moved);
     return;
   }
+  const auto* bucket = std::get_if<BucketWork>(&op.work);
+  if (bucket != nullptr && crosses_link(*bucket)) return add_direct_demands(*bucket, cost);
   if (std::holds_alternative<IoWork>(op.work)) {
     demand(cost, kDram, moved);
     return;
@@ -584,7 +581,10 @@ void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost)
   // What is sent is read, what arrives is written.
   demand(cost, kHbm, 2 * per_second(result.passed, cost.alone));
   // Its channels are blocks that stay on their multiprocessors until it is done.
-  const double share = multiprocessor_share(result.wires, machine_);
+  hold_multiprocessors(multiprocessor_share(result.wires, machine_), cost);
+}
+
+void CostModel::hold_multiprocessors(double share, OpCost& cost) const {
   if (share <= 0) return;
   demand(cost, kMultiprocessors, share);
   cost.demands[static_cast<size_t>(cost.demand_count) - 1].held = true;

@@ -58,14 +58,20 @@ Duration gemm_time(const GemmWork& work, const MatrixUnit& unit);
 // `batch` independent products of one shape, whose tiles fill the device together.
 Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit& unit);
 
+// Blocks of a kernel of Ballast that reads or writes CPU memory, one a multiprocessor: enough to
+// fill the link, and few, so that products run beside it (kernels/cuda/geometry.h, whose number a
+// test holds against this one).
+inline constexpr int64_t kDirectBlocks = 16;
+
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
-  // (optimizer.adam), which memory it is bound to (numa) and how many ranks share it (all degrees
-  // but pipeline). The constants of the stack are shares of the rates of the roofline; what was
-  // measured is left alone. `measurements` may be null. The machine must outlive this object.
-  // Throws Error if no curve has the name of the Adam, or if the machine lacks the link of a remote
-  // binding.
+  // (optimizer.adam), what moves state (optimizer.transfers), which memory it is bound to (numa)
+  // and how many ranks share it (all degrees but pipeline). The constants of the stack are shares
+  // of the rates of the roofline; what was measured is left alone. `measurements` may be null. The
+  // machine must outlive this object. Throws Error if no curve has the name of the Adam, if the
+  // machine lacks the link of a remote binding, or if machine or stack lack kernels that read and
+  // write CPU memory.
   CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
             const Measurements* measurements);
 
@@ -128,6 +134,10 @@ class CostModel {
   int64_t threads_of(const Op& op) const;
   double torch_adam_rate() const;
   Alone copy(const CopyWork& work) const;
+  void check_direct(const Stack& stack) const;
+  Alone direct(const BucketWork& work) const;
+  void add_direct_demands(const BucketWork& work, OpCost& cost) const;
+  void hold_multiprocessors(double share, OpCost& cost) const;
   Alone between_stages(const CollectiveWork& work) const;
   Alone io(const IoWork& work) const;
   FlopRate matmul_rate(DType dtype) const;
@@ -140,6 +150,7 @@ class CostModel {
   const Machine& machine_;
   const std::string adam_;  // a name in machine.cpu.adam, or "best": the fastest at each size
   const NumaBinding numa_;
+  const StateTransfers transfers_;
   const int64_t ranks_here_;  // that this machine's own CPU runs, each with its part of it
   const StackConstants constants_;
   const double sustained_gemm_;   // on this machine's generation

@@ -116,6 +116,7 @@ Graph shard_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // host_copies.cpp: what a framework falls short of pinned copies by bucket beside the computation:
 // pageable memory, calls tensor by tensor, a host that waits, weights that return all at once.
+Graph direct_access_pass(Graph graph);
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // Every invariant of a graph; a violation is a bug and fails CHECK. run_passes() asks it.

@@ -63,6 +63,7 @@ enum class KnobId : uint8_t {
   kAdam,
   kStreamShare,
   kMoments,
+  kTransfers,
   kFfnTiles,
   kLossChunks,
   kMemoryReuse,

@@ -111,6 +111,8 @@ void check_link(const Checker& checker, const Link& link) {
   checker.not_negative("link.latency", static_cast<double>(link.latency.value.ps));
   if (link.remote) checker.positive("link.remote", link.remote->value.bytes_per_s);
   if (link.network_share) checker.share("link.network_share", link.network_share->value);
+  checker.curve("link.kernel_reads", link.kernel_reads);
+  checker.curve("link.kernel_writes", link.kernel_writes);
 }
 
 void check_interconnect(const Checker& checker, const std::string& name,

@@ -114,6 +114,10 @@ struct Link {
   // Of what a device sends to and gets from other nodes, the share that crosses this link too: all
   // of it where its network card hangs on the same PCIe switch, none over a link of its own.
   std::optional<Sourced<double>> network_share;
+  // Bytes per second by bytes of kernels that read CPU memory and write it, without their start;
+  // empty where they are not known.
+  Curve kernel_reads;
+  Curve kernel_writes;
 };
 
 // What nccl-tests prints for all-reduces over `ranks` devices of `nodes` nodes: bus bandwidth,

@@ -39,6 +39,8 @@ void scale_link(Machine& machine, double factor) {
   scale(machine.link.host_to_device, factor);
   scale(machine.link.device_to_host, factor);
   scale(machine.link.both_total, factor);
+  scale(machine.link.kernel_reads, factor);
+  scale(machine.link.kernel_writes, factor);
   if (machine.link.remote) scale(*machine.link.remote, factor);
 }
 

@@ -51,6 +51,10 @@ std::string_view to_string(UndoKind value) {
   return value == UndoKind::kSnapshot ? "snapshot" : "exact";
 }
 
+std::string_view to_string(StateTransfers value) {
+  return value == StateTransfers::kDirect ? "direct" : "copies";
+}
+
 std::string_view to_string(ReloadOrder value) {
   return value == ReloadOrder::kLookAhead ? "look-ahead" : "by-module";
 }

@@ -68,6 +68,12 @@ std::string_view to_string(ReloadOrder value);  // "look-ahead", "by-module"
 enum class GradientFormat : uint8_t { kAsWeights, kF32 };
 std::string_view to_string(GradientFormat value);  // "as-weights", "fp32"
 
+// What moves gradients to CPU memory and weights back from it: the GPU's copy engines, from and
+// into staging that kernels fill and empty; or these kernels themselves, which read and write CPU
+// memory where they would the staging.
+enum class StateTransfers : uint8_t { kCopies, kDirect };
+std::string_view to_string(StateTransfers value);  // "copies", "direct"
+
 struct OptimizerPlan {
   OptimizerPlacement placement = OptimizerPlacement::kCpu;
   Bytes bucket_bytes{64 << 20};        // of 32-bit values
@@ -80,6 +86,7 @@ struct OptimizerPlan {
   // back (Deep-OptimizerStates, arXiv 2410.21316); spread evenly over the others.
   double stream_share = 0;
   DType moments = DType::kF32;  // how both moments are stored: fp32 or bf16
+  StateTransfers transfers = StateTransfers::kCopies;
   bool operator==(const OptimizerPlan&) const = default;
 };
 

@@ -50,6 +50,22 @@ TEST(Search, bounds_leave_the_same_best_where_the_optimizers_knobs_are_free) {
   expect_same_best(fixed_plan(), open, slow_link);
 }
 
+// Of kernels that are faster than copies, slower, and slow one way.
+TEST(Search, bounds_leave_the_same_best_where_kernels_read_and_write_cpu_memory) {
+  OpenKnobs open;
+  open.add(KnobId::kBucketBytes).add(KnobId::kGpuBuckets).add(KnobId::kCast).add(KnobId::kSync);
+  open.add(KnobId::kFlowShare).add(KnobId::kUndo);
+  Plan plan = fixed_plan();
+  plan.optimizer.transfers = StateTransfers::kDirect;
+  expect_same_best(plan, open, host_machine());
+  Machine machine = gpu_machine();
+  for (const auto& [reads, writes] : {std::pair(1e11, 1e11), {1e9, 1e9}, {1e11, 1e9}}) {
+    machine.link.kernel_reads = flat(reads);
+    machine.link.kernel_writes = flat(writes);
+    expect_same_best(plan, open, machine);
+  }
+}
+
 // Offloads everything, so that two lanes touch most of its memory.
 Plan offloading_plan() {
   Plan plan = fixed_plan();

@@ -27,7 +27,7 @@ std::vector<DType> some_of(std::vector<DType> types) {
 }
 
 // The knobs, each with its choices; a combination picks one of each.
-constexpr std::array<int, 8> kChoices = {2, 2, 2, 3, 3, 3, 5, 2};
+constexpr std::array<int, 9> kChoices = {2, 2, 2, 3, 3, 3, 5, 2, 2};
 using Combination = std::array<int, kChoices.size()>;
 
 ActivationPlan activation_choice(int choice) {
@@ -68,6 +68,7 @@ Plan plan_for(const Combination& c, DType dtype) {
   plan.weights.flow_share = flow[static_cast<size_t>(c[5])];
   plan.activations = activation_choice(c[6]);
   plan.weights.look_ahead = plan.activations->look_ahead = c[7] == 0 ? 0 : 4;
+  plan.optimizer.transfers = c[8] == 0 ? StateTransfers::kCopies : StateTransfers::kDirect;
   // With every choice of buckets and of activations, one way or the other.
   plan.memory_reuse = (c[3] + c[6]) % 2 == 0 ? MemoryReuse::kAtOnce : MemoryReuse::kApart;
   return plan;
@@ -94,7 +95,8 @@ std::vector<Combination> pairwise() {
         next[k] = 0;
     }
   }
-  std::array<std::array<std::array<std::array<bool, 5>, 5>, 8>, 8> covered{};
+  constexpr size_t kKnobsTried = kChoices.size();
+  std::array<std::array<std::array<std::array<bool, 5>, 5>, kKnobsTried>, kKnobsTried> covered{};
   const auto gain = [&](const Combination& c) {
     int pairs = 0;
     for (size_t i = 0; i < c.size(); ++i) {

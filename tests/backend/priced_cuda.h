@@ -26,10 +26,11 @@ struct PricedDevice {
   double copy_latency = 2e-6;
   double in = 50e9;  // pinned
   double out = 40e9;
-  double pageable = 0.25;  // share of the pinned rate
-  double memory = 4e12;    // read plus written
-  double launch = 2e-6;    // of any kernel
-  double handover = 3e-6;  // of a wait for another stream
+  double by_kernel = 20e9;  // of kernels that read or write pinned memory
+  double pageable = 0.25;   // share of the pinned rate
+  double memory = 4e12;     // read plus written
+  double launch = 2e-6;     // of any kernel
+  double handover = 3e-6;   // of a wait for another stream
   double arithmetic = 50e12;
   double attention = 200e12;
   std::map<DType, double> products{
@@ -189,6 +190,12 @@ class PricedKernels : public CudaProbeKernels, public CudaProducts {
   }
   void triad(const kernels::cuda::TriadProbe& triad, CudaStream stream) override {
     runtime_.kernel("triad", 12 * static_cast<double>(triad.count) / device().memory, stream);
+  }
+  // Across the link, in fp32.
+  void cast_across_link(const kernels::cuda::Cast& cast, CudaStream stream) override {
+    const auto bytes = 4.0 * static_cast<double>(cast.count);
+    runtime_.kernel("cast", bytes / device().by_kernel, stream);
+    std::memcpy(cast.to.data, cast.from.data, static_cast<size_t>(4 * cast.count));
   }
   void arithmetic(const kernels::cuda::ArithmeticProbe& probe, CudaStream stream) override {
     const double flops = 2.0 * static_cast<double>(probe.count) * probe.rounds;

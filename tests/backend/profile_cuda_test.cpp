@@ -121,6 +121,8 @@ TEST(CudaProfile, rates_of_the_device_come_out) {
   EXPECT_NEAR(machine.gpu.attention_efficiency.value, 200.0 / 600, 1e-3);
   EXPECT_NEAR(machine.link.host_to_device.rate_at(65536) / 1e9, 50, 0.01);
   EXPECT_NEAR(machine.link.device_to_host.rate_at(65536) / 1e9, 40, 0.01);
+  EXPECT_NEAR(machine.link.kernel_reads.rate_at(65536) / 1e9, 20, 0.01);
+  EXPECT_NEAR(machine.link.kernel_writes.rate_at(65536) / 1e9, 20, 0.01);
   EXPECT_NEAR(machine.link.pageable_share.value, 0.25, 1e-4);
   EXPECT_NEAR(machine.link.both_total.value.gb_per_s(), 90, 0.1);
 }
@@ -135,6 +137,26 @@ TEST(CudaProfile, small_copies_pay_for_their_start) {
   EXPECT_EQ(points.back().size, 262144);
   EXPECT_NEAR(points.back().rate / 1e9, 36.19, 0.01);
   EXPECT_EQ(machine.link.latency.value.ps, 0);  // it is in the rates
+}
+
+// The 2 us of a kernel's start are those of every kernel: 20 GB/s at every size.
+TEST(CudaProfile, rates_of_kernels_across_the_link_are_without_their_start) {
+  const Link link = profile_of(small_gpu()).machine.link;
+  for (const Curve& curve : {link.kernel_reads, link.kernel_writes}) {
+    ASSERT_EQ(curve.points.size(), 4U);
+    EXPECT_TRUE(curve.measured);
+    EXPECT_NEAR(curve.points.back().rate / 1e9, 20, 0.01);
+    // 0.2 us beside a start of 2: half of the 2.2 are the most that is taken off.
+    EXPECT_NEAR(curve.points.front().rate / 1e9, 4096 / 1.1024 / 1e3, 0.01);
+  }
+}
+
+TEST(CudaProfile, gpu_that_cannot_address_pinned_memory_is_asked_for_no_such_rates) {
+  PricedDevice device = small_gpu();
+  device.properties.addresses_pinned_memory = false;
+  const Link link = profile_of(device).machine.link;
+  EXPECT_TRUE(link.kernel_reads.empty());
+  EXPECT_TRUE(link.kernel_writes.empty());
 }
 
 // 500 MB of context and 40 MB of libraries; the profile's own memory does not count.
@@ -197,22 +219,33 @@ TEST(CudaProfile, probes_come_in_the_order_in_which_they_need_one_another) {
     EXPECT_EQ(profile.probes[i].count, static_cast<int>(profile.probes.size()));
     if (!profile.probes[i].name.starts_with("Adam ")) names.push_back(profile.probes[i].name);
   }
-  EXPECT_EQ(
-      names,
-      (std::vector<std::string>{
-          "memory of context and libraries", "least operation", "hand-over between streams",
-          "memory of the GPU", "fp32 arithmetic", "copy host to device", "copy device to host",
-          "copies of pageable memory", "copy both ways at once", "square products",
-          "square products in fp8", "products of the models", "attention by length",
-          "cast fp32 to bf16", "snapshot of optimizer state", "memory of the CPU",
-          "gpt2 width 64, 2 x 32 tokens, bf16", "layer of tiny-llama, 128 x 64 tokens, bf16"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"memory of context and libraries",
+                                             "least operation",
+                                             "hand-over between streams",
+                                             "memory of the GPU",
+                                             "fp32 arithmetic",
+                                             "copy host to device",
+                                             "copy device to host",
+                                             "kernel reads CPU memory",
+                                             "kernel writes CPU memory",
+                                             "copies of pageable memory",
+                                             "copy both ways at once",
+                                             "square products",
+                                             "square products in fp8",
+                                             "products of the models",
+                                             "attention by length",
+                                             "cast fp32 to bf16",
+                                             "snapshot of optimizer state",
+                                             "memory of the CPU",
+                                             "gpt2 width 64, 2 x 32 tokens, bf16",
+                                             "layer of tiny-llama, 128 x 64 tokens, bf16"}));
   std::vector<std::string> kernels;  // by their first call
   for (const std::string& call : seen.calls) {
     if (std::find(kernels.begin(), kernels.end(), call) == kernels.end()) kernels.push_back(call);
   }
   EXPECT_EQ(kernels,
             (std::vector<std::string>{"empty", "product bf16", "copy kernel", "triad", "arithmetic",
-                                      "product fp16", "product fp32", "product fp8",
+                                      "cast", "product fp16", "product fp32", "product fp8",
                                       "attention forward", "attention backward"}));
 }
 

@@ -61,6 +61,23 @@ std::array<Plan, 2> plans_by_order(Plan plan) {
   return {plan, split};
 }
 
+// What is scattered among ranks before it leaves is sent by a kernel of its own, the rest by the
+// one that packs it.
+TEST(ranks, kernels_that_move_state_give_the_bits_of_copies) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::options_for(kSteps);
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate}) {
+    for_every_split([&](int64_t zero_stage, Homes homes) {
+      Plan plan = plan_of(2, 4, zero_stage, sync, homes, DType::kBf16);
+      if (plan.optimizer.placement == OptimizerPlacement::kGpu) return;
+      const tiny::Outcome copies = tiny::train(model, plan, options, kSteps, false);
+      plan.optimizer.transfers = StateTransfers::kDirect;
+      const tiny::Outcome direct = tiny::train(model, plan, options, kSteps, false);
+      EXPECT_TRUE(tiny::same_bits(direct.parameters, copies.parameters)) << text_of(plan);
+    });
+  }
+}
+
 // The whole arithmetic, written out apart from graphs and devices: what each rank accumulates is
 // summed in the order of the ranks, in fp32, and rounded once.
 TEST(ranks, every_split_and_sync_agrees_with_the_plain_loop) {

@@ -534,6 +534,9 @@ TEST(resume, state_that_rests_elsewhere_or_in_fewer_bits_goes_on_with_the_same_b
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
     plans.push_back(tiny::plan_of_both_homes(sync));
     plans.back().optimizer.moments = DType::kBf16;
+    // Norms of what landed are summed again, from where no copy brought it.
+    plans.push_back(tiny::plan_of_both_homes(sync));
+    plans.back().optimizer.transfers = StateTransfers::kDirect;
   }
   plans.push_back(plans.front());
   plans.back().optimizer.moments = DType::kBf16;
@@ -546,7 +549,7 @@ TEST(resume, state_that_rests_elsewhere_or_in_fewer_bits_goes_on_with_the_same_b
     }
     EXPECT_TRUE(tiny::same_bits(straight, train_to_the_end(plan, parts.path())))
         << to_string(plan.optimizer.sync) << " " << to_string(plan.optimizer.moments) << " "
-        << plan.optimizer.stream_share;
+        << plan.optimizer.stream_share << " " << to_string(plan.optimizer.transfers);
   }
 }
 

@@ -314,6 +314,16 @@ void ThreadCudaMath::cast(const CastRange& range_of_values, CudaStream stream) {
   });
 }
 
+void ThreadCudaMath::casts(const std::vector<CastRange>& ranges, CudaStream stream) {
+  const bool at_once = !ranges.empty() && ranges.front().crosses_link;
+  if (!at_once) return CudaMath::casts(ranges, stream);
+  runtime_.enqueue(stream, "casts", [ranges] {
+    for (const CastRange& r : ranges) {
+      kernels::best().cast(r.from, r.from_format, r.to, r.to_format, r.count);
+    }
+  });
+}
+
 void ThreadCudaMath::sums(const SumRange& range_of_values, CudaStream stream) {
   runtime_.enqueue(stream, "sums", [r = range_of_values] {
     for (int64_t done = 0; done < r.count; done += kSegment) {

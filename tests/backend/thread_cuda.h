@@ -175,6 +175,7 @@ class ThreadCudaMath : public CudaMath {
   void norm_apart(const Op& op, const OperationArguments& arguments, int32_t step, float* gradient,
                   CudaStream stream) override;
   void cast(const CastRange& range, CudaStream stream) override;
+  void casts(const std::vector<CastRange>& ranges, CudaStream stream) override;
   void sums(const SumRange& range, CudaStream stream) override;
   void add(const Addition& addition, CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/fragments.h"
+#include "sim/engine/cost.h"
 
 namespace ballast::kernels::cuda {
 namespace {
@@ -26,6 +27,10 @@ TEST(geometry, runs_of_rows_cover_each_row_once) {
     }
     EXPECT_LE(norm_runs(rows).runs, kNormRuns);
   }
+}
+
+TEST(geometry, kernels_across_the_link_hold_the_multiprocessors_that_they_are_priced_with) {
+  EXPECT_EQ(kDirectBlocks, ballast::kDirectBlocks);
 }
 
 TEST(geometry, the_arrays_of_the_token_index_lie_side_by_side) {

@@ -1,5 +1,8 @@
 // What must have the very bits of the CPU: casts, scaling, AdamW, sums of squares. And the probes.
 
+#include <deque>
+
+#include "kernels/cuda/geometry.h"
 #include "kernels/undo.h"
 #include "tests/cuda/arrays.h"
 #include "tests/kernels/adam_inputs.h"
@@ -32,15 +35,57 @@ TEST_F(bits, casts_between_any_formats_are_the_hosts) {
         for (const int64_t shift : {0, 1}) {
           const std::vector<float> values = some(kernels::testing::Values::kAnyBits, count);
           const Values source(from, values, shift);
-          const Values result(to, count, shift);
-          expect_launched(cast({source.array(), result.array(), count}, nullptr));
           const std::vector<unsigned char> stored = source.bytes();
           std::vector<unsigned char> expected(static_cast<size_t>(count * bytes_of(to)));
           reference().cast(stored.data(), from, expected.data(), to, count);
-          EXPECT_EQ(result.bytes(), expected) << name_of(from) << " to " << name_of(to);
+          for (const bool crosses_link : {false, true}) {
+            const Values result(to, count, shift);
+            const Cast one{source.array(), result.array(), count};
+            expect_launched(crosses_link ? casts_across_link({&one, 1}, nullptr)
+                                         : cast(one, nullptr));
+            EXPECT_EQ(result.bytes(), expected) << name_of(from) << " to " << name_of(to);
+          }
         }
       }
     }
+  }
+}
+
+// Longer than what the blocks across the link take at a time, twice and a part.
+TEST_F(bits, casts_across_the_link_go_on_until_the_end) {
+  const int64_t count = 2 * kDirectAhead * kDirectBlocks * kDirectThreads * kWide + 12345;
+  const std::vector<float> values = some(kernels::testing::Values::kAnyBits, count);
+  for (const auto& [from, to] :
+       {std::pair(Format::kBf16, Format::kF32), {Format::kF32, Format::kBf16}}) {
+    const Values source(from, values);
+    const std::vector<unsigned char> stored = source.bytes();
+    std::vector<unsigned char> expected(static_cast<size_t>(count * bytes_of(to)));
+    reference().cast(stored.data(), from, expected.data(), to, count);
+    const Values result(to, count);
+    const Cast one{source.array(), result.array(), count};
+    expect_launched(casts_across_link({&one, 1}, nullptr));
+    EXPECT_EQ(result.bytes(), expected) << name_of(from) << " to " << name_of(to);
+  }
+}
+
+// More than one kernel takes, of every length, aligned or not, and of two formats.
+TEST_F(bits, casts_across_the_link_are_many_at_once) {
+  std::deque<Values> sources, results;
+  std::vector<Cast> casts;
+  for (int i = 0; i < 2 * kMostCasts + 7; ++i) {
+    const int64_t count = kLengths[static_cast<size_t>(i) % std::size(kLengths)];
+    const Format from = i % 3 == 0 ? Format::kF32 : Format::kBf16;
+    sources.emplace_back(from, some(kernels::testing::Values::kAnyBits, count), i % 2);
+    results.emplace_back(Format::kF32, count, i % 2);
+    casts.push_back({sources.back().array(), results.back().array(), count});
+  }
+  expect_launched(casts_across_link(casts, nullptr));
+  for (size_t i = 0; i < casts.size(); ++i) {
+    const std::vector<unsigned char> stored = sources[i].bytes();
+    std::vector<unsigned char> expected(static_cast<size_t>(casts[i].count * 4));
+    reference().cast(stored.data(), casts[i].from.format, expected.data(), Format::kF32,
+                     casts[i].count);
+    EXPECT_EQ(results[i].bytes(), expected) << i;
   }
 }
 

@@ -142,7 +142,7 @@ TEST(Machines, know_the_power_of_a_device_where_a_data_sheet_says_it) {
 bool optional(const std::string& key) {
   return key == "attention_tflops" || key == "core_bandwidth_gb_per_s" || key == "dispatch_us" ||
          key == "power_watts" || key == "nominal_matmul_tflops" || key == "node" ||
-         key == "network";
+         key == "network" || key == "kernel_reads" || key == "kernel_writes";
 }
 
 // A part of a generation of device tables brings rates, which the file's own go before.

@@ -45,6 +45,8 @@ constexpr const char* kMemory = "memory of the GPU";
 constexpr const char* kArithmetic = "fp32 arithmetic";
 constexpr const char* kCopyIn = "copy host to device";
 constexpr const char* kCopyOut = "copy device to host";
+constexpr const char* kKernelReads = "kernel reads CPU memory";
+constexpr const char* kKernelWrites = "kernel writes CPU memory";
 constexpr const char* kPageable = "copies of pageable memory";
 constexpr const char* kBothWays = "copy both ways at once";
 constexpr const char* kSquares = "square products";
@@ -72,6 +74,7 @@ class CudaProfiler {
   std::string memory();
   std::string arithmetic();
   std::string copies(CopyDirection direction);
+  std::string by_kernel(CopyDirection direction);
   std::string pageable();
   std::string both_ways();
   std::string squares();
@@ -203,6 +206,10 @@ std::vector<Probe> CudaProfiler::probes() {
   add(kArithmetic, 2, [this] { return arithmetic(); });
   add(kCopyIn, 5, [this] { return copies(kHostToDevice); });
   add(kCopyOut, 5, [this] { return copies(kDeviceToHost); });
+  if (gpu_.addresses_pinned_memory) {
+    add(kKernelReads, 3, [this] { return by_kernel(kHostToDevice); });
+    add(kKernelWrites, 3, [this] { return by_kernel(kDeviceToHost); });
+  }
   add(kPageable, 8, [this] { return pageable(); });
   add(kBothWays, 2, [this] { return both_ways(); });
   add(kSquares, 5, [this] { return squares(); });
@@ -318,6 +325,16 @@ std::string CudaProfiler::copies(CopyDirection direction) {
       std::move(curve);
   std::move(times.begin(), times.end(), std::back_inserter(result_.operations));
   return text;
+}
+
+std::string CudaProfiler::by_kernel(CopyDirection direction) {
+  Link& machine = result_.machine.link;
+  Curve& curve =
+      direction == CopyDirection::kHostToDevice ? machine.kernel_reads : machine.kernel_writes;
+  const Duration start = result_.machine.gpu.launch.value;
+  curve = {link().by_kernel(direction, start, kernels(), deadline_), source(), true};
+  const Curve::Point last = curve.points.back();
+  return fmt::format("{:.1f} GB/s at {:.0f} KiB", last.rate / 1e9, last.size / 1024);
 }
 
 // One share for both directions: the mean of what each keeps of its pinned rate at the same size.

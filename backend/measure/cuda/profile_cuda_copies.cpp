@@ -110,15 +110,15 @@ bool CudaCopies::arrived(CopyDirection direction, const Buffers& buffers, Bytes 
   return std::memcmp(found, pinned_from_.data() + at.count, static_cast<size_t>(bytes.count)) == 0;
 }
 
-std::vector<OperationTime> CudaCopies::by_size(CopyDirection direction, HostMemory host,
-                                               double deadline) {
+std::vector<CudaCopies::SizeTime> CudaCopies::times_of(CopyDirection direction, HostMemory host,
+                                                       double deadline, const Move& move) {
   const Buffers here = buffers(direction, host);
   if (direction == CopyDirection::kDeviceToHost) {
     runtime_.copy({device_.data(), pinned_from_.data(), extent_.largest, CopyKind::kHostToDevice},
                   watch_.stream());
   }
   const Bytes largest = host == HostMemory::kPageable ? extent_.largest_pageable : extent_.largest;
-  std::vector<OperationTime> times;
+  std::vector<SizeTime> times;
   for (int64_t size = kSmallestCopy; size <= largest.count; size *= 4) {
     if (!times.empty() && watch_.now() > deadline) break;
     const Bytes bytes{size};
@@ -128,22 +128,50 @@ std::vector<OperationTime> CudaCopies::by_size(CopyDirection direction, HostMemo
     const auto body = [&](int repeat) {
       last = repeat;
       const int64_t at = place(bytes, repeat).count;
-      runtime_.copy({here.to + at, here.from + at, bytes, here.kind}, watch_.stream());
+      move({here.to + at, here.from + at, bytes, here.kind});
     };
     const Timing timing = watch_.time(body, extent_.limits);
     if (!arrived(direction, here, place(bytes, last), bytes)) {
       throw Error(fmt::format("copy {}", name_of(direction)),
                   fmt::format("{} bytes did not arrive", size), "check the device's memory");
     }
+    times.push_back({bytes, timing});
+  }
+  return times;
+}
+
+std::vector<OperationTime> CudaCopies::by_size(CopyDirection direction, HostMemory host,
+                                               double deadline) {
+  const auto copy = [&](const CudaCopy& asked) { runtime_.copy(asked, watch_.stream()); };
+  std::vector<OperationTime> times;
+  for (const SizeTime& one : times_of(direction, host, deadline, copy)) {
     Op op;
     op.kind = OpKind::kCopy;
     op.phase = Phase::kOptimizer;
     op.lane = lane_of(
         0, direction == CopyDirection::kHostToDevice ? LaneKind::kCopyIn : LaneKind::kCopyOut);
-    op.work = CopyWork{bytes, direction, host, 1};
-    times.push_back({std::move(op), timing.median, timing.deviation});
+    op.work = CopyWork{one.bytes, direction, host, 1};
+    times.push_back({std::move(op), one.timing.median, one.timing.deviation});
   }
   return times;
+}
+
+std::vector<Curve::Point> CudaCopies::by_kernel(CopyDirection direction, Duration start,
+                                                CudaProbeKernels& probes, double deadline) {
+  const auto cast = [&](const CudaCopy& asked) {
+    constexpr auto kWords = kernels::Format::kF32;
+    probes.cast_across_link({{asked.from, kWords}, {asked.to, kWords}, asked.bytes.count / 4},
+                            watch_.stream());
+  };
+  std::vector<Curve::Point> points;
+  for (const SizeTime& one : times_of(direction, HostMemory::kPinned, deadline, cast)) {
+    // Of what takes hardly longer than a start the rest is noise.
+    const Duration least{one.timing.median.ps / 2};
+    const Duration taken = std::max(one.timing.median - start, least);
+    const auto size = static_cast<double>(one.bytes.count);
+    points.push_back({size, size / taken.seconds()});
+  }
+  return points;
 }
 
 // Both queues are filled before either can end, and only the time counts while both are at work.

@@ -3,13 +3,16 @@
 // Every size is checked byte for byte after it was timed. Will not do: other GPUs, or disks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "backend/execute/arena.h"
+#include "backend/measure/cuda/profile_cuda_kernels.h"
 #include "backend/measure/cuda/profile_cuda_timing.h"
 #include "backend/measure/operation_times.h"
 #include "sim/graph/core/graph.h"
+#include "sim/spec/machine.h"
 
 namespace ballast {
 
@@ -26,6 +29,10 @@ class CudaCopies {
   // One a size, from 4 KiB up, as operations for the cost model. Stops early at `deadline`
   // (CudaStopwatch::now()), but not before the first. Throws Error where bytes did not arrive.
   std::vector<OperationTime> by_size(CopyDirection direction, HostMemory host, double deadline);
+
+  // Bytes per second by bytes of kernels that read pinned memory, or write it, less their start.
+  std::vector<Curve::Point> by_kernel(CopyDirection direction, Duration start,
+                                      CudaProbeKernels& probes, double deadline);
 
   // Bytes per second of both directions together while both are at work, on two streams.
   struct BothWays {
@@ -45,6 +52,14 @@ class CudaCopies {
     std::byte* to = nullptr;
     CopyKind kind{};
   };
+  struct SizeTime {
+    Bytes bytes;
+    Timing timing;
+  };
+  // Enqueues what moves bytes.
+  using Move = std::function<void(const CudaCopy& asked)>;
+  std::vector<SizeTime> times_of(CopyDirection direction, HostMemory host, double deadline,
+                                 const Move& move);
   Buffers buffers(CopyDirection direction, HostMemory host);
   void clear(CopyDirection direction, const Buffers& buffers, Bytes at, Bytes bytes);
   // Whether what lies at `at` of the destination is what the source holds.

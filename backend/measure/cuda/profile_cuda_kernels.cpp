@@ -24,6 +24,9 @@ class LaunchedKernels : public CudaProbeKernels {
   void triad(const cuda::TriadProbe& triad, CudaStream stream) override {
     check_launch(cuda::triad_probe(triad, native_stream(stream)), stream);
   }
+  void cast_across_link(const cuda::Cast& cast, CudaStream stream) override {
+    check_launch(cuda::casts_across_link({&cast, 1}, native_stream(stream)), stream);
+  }
   void arithmetic(const cuda::ArithmeticProbe& arithmetic, CudaStream stream) override {
     check_launch(cuda::arithmetic_probe(arithmetic, native_stream(stream)), stream);
   }

@@ -22,6 +22,7 @@ class CudaProbeKernels {
   virtual void empty(CudaStream stream) = 0;
   virtual void copy(const kernels::cuda::CopyProbe& copy, CudaStream stream) = 0;
   virtual void triad(const kernels::cuda::TriadProbe& triad, CudaStream stream) = 0;
+  virtual void cast_across_link(const kernels::cuda::Cast& cast, CudaStream stream) = 0;
   virtual void arithmetic(const kernels::cuda::ArithmeticProbe& arithmetic, CudaStream stream) = 0;
 
   virtual Bytes scratch_of(const kernels::cuda::AttentionForward& forward) = 0;

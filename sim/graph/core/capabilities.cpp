@@ -35,7 +35,9 @@ constexpr std::array<Asked, kWorkVariants> kVariantAsked = {
      {"copies tensor by tensor", "stack", "run the plan as stack ballast"},
      {"a step without a 32-bit master", "stack", "run the plan as stack ballast"},
      {"exchanges between ranks", "plan.devices", "set plan.devices=1"},
-     {"messages between stages", "plan.pipeline", "set plan.pipeline=1"}}};
+     {"messages between stages", "plan.pipeline", "set plan.pipeline=1"},
+     {"kernels that read and write CPU memory", "plan.optimizer.transfers",
+      "set plan.optimizer.transfers=copies"}}};
 
 constexpr std::array<Asked, kModelFeatures> kModelAsked = {
     {{"heads that normalise q and k (qwen3)", "model", "train a model without"},
@@ -331,6 +333,13 @@ Capabilities& Capabilities::also(OpKind kind, std::initializer_list<RoleTypes> t
   return *this;
 }
 
+Capabilities& Capabilities::does_without(WorkVariant variant) {
+  for (Operation& operation : operations_) {
+    operation.variants = operation.variants.without(variant);
+  }
+  return *this;
+}
+
 Capabilities& Capabilities::has(SetOf<ModelFeature> features) {
   model_features_ = model_features_ | features;
   return *this;
@@ -384,6 +393,7 @@ WorkVariants variants_of(const Op& op, const Graph& graph) {
   }
   if (const auto* work = std::get_if<BucketWork>(&op.work)) {
     add(work->exact_undo, WorkVariant::kExactUndo);
+    add(crosses_link(*work), WorkVariant::kDirectAccess);
   }
   if (const auto* work = std::get_if<CopyWork>(&op.work)) {
     add(copies_state(op, graph), WorkVariant::kStateStream);

@@ -37,8 +37,9 @@ enum class WorkVariant : uint8_t {
   kNoMaster,          // a step of 16-bit weights that have no 32-bit master
   kSeveralRanks,      // a collective over more than one rank
   kBetweenStages,     // a collective between stages of a pipeline, which has the tensors of all
+  kDirectAccess,      // a kernel of the GPU that reads or writes CPU memory
 };
-inline constexpr int kWorkVariants = 12;
+inline constexpr int kWorkVariants = 13;
 
 // What a model may have beyond a dense decoder with plain causal attention.
 enum class ModelFeature : uint8_t {
@@ -148,6 +149,8 @@ class Capabilities {
                             WorkVariants variants = {});
   Capabilities& also(OpKind kind, std::initializer_list<RoleTypes> takes,
                      WorkVariants variants = {});
+  // Takes a variant back of every kind.
+  Capabilities& does_without(WorkVariant variant);
   Capabilities& has(SetOf<ModelFeature> features);
   Capabilities& has(SetOf<PlanFeature> features);
   // Every kind with every role, type, variant and feature: of a device that computes nothing.

@@ -64,9 +64,9 @@ struct KeyOfWork {
     return fmt::format(" rows={} columns={} {}", w.rows, w.columns, to_string(w.dtype));
   }
   std::string operator()(const BucketWork& w) const {
-    return fmt::format(" elements={} {} to {} on {}{}", w.elements, to_string(w.from),
+    return fmt::format(" elements={} {} to {} on {}{}{}", w.elements, to_string(w.from),
                        to_string(w.to), w.site == Site::kGpu ? "gpu" : "cpu",
-                       w.exact_undo ? " exact undo" : "");
+                       w.exact_undo ? " exact undo" : "", across_link(w));
   }
   std::string operator()(const CopyWork& w) const {
     std::string text = fmt::format(
@@ -95,6 +95,13 @@ struct KeyOfWork {
 };
 
 }  // namespace
+
+bool crosses_link(const BucketWork& work) { return work.from_host.count + work.to_host.count > 0; }
+
+std::string_view across_link(const BucketWork& work) {
+  if (work.from_host.count > 0) return work.to_host.count > 0 ? " from and to host" : " from host";
+  return work.to_host.count > 0 ? " to host" : "";
+}
 
 std::string_view to_string(LaneKind kind) {
   static constexpr auto names =

@@ -265,6 +265,14 @@ bool is_token(const Tensor& tensor) {
   return tensor.kind == TensorKind::kPartial && tensor.dtype == DType::kU8 && tensor.elements == 1;
 }
 
+bool moves_parameters(const Graph& graph, const Op& op) {
+  const bool phase = op.phase == Phase::kOptimizer || op.phase == Phase::kFetch;
+  if (op.kind != OpKind::kCopy || !phase || holds_norms(graph, op)) return false;
+  return std::none_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+    return graph.tensor(access.tensor).kind == TensorKind::kState;
+  });
+}
+
 bool holds_norms(const Graph& graph, const Op& op) {
   return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
     return graph.tensor(access.tensor).kind == TensorKind::kNormPartials;

@@ -114,6 +114,10 @@ bool is_token(const Tensor& tensor);
 // Sums a norm, or moves such sums.
 bool holds_norms(const Graph& graph, const Op& op);
 
+// A copy of weights or gradients across the link, but not of the state that a streaming optimizer
+// moves.
+bool moves_parameters(const Graph& graph, const Op& op);
+
 // Whether CPU memory holds a sum of the gradients of all buckets
 // (StackFacts::stage3_returns_gradients): not where it steps none of them, for then nothing is
 // offloaded.

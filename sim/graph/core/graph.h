@@ -271,8 +271,15 @@ struct BucketWork {
   bool exact_undo = false;  // Adam that records what an exact undo needs, or that undo
   int64_t launches = 0;     // of a framework that goes tensor by tensor; 0: as multi-tensor kernels
   int64_t core_percent = 0;  // of the CPU's cores, where it does not have all
+  // Of what is moved, that which a kernel of the GPU reads from CPU memory, and writes there
+  // (StateTransfers::kDirect).
+  Bytes from_host = {}, to_host = {};
   bool operator==(const BucketWork&) const = default;
 };
+
+// Whether a kernel reads or writes CPU memory, and " from host", " to host", both or nothing.
+bool crosses_link(const BucketWork& work);
+std::string_view across_link(const BucketWork& work);
 
 // Across the link. A framework that copies tensor by tensor makes several calls, each of which
 // has the rate of its own size and starts anew.

@@ -11,15 +11,6 @@ namespace ballast {
 
 namespace {
 
-// A copy of weights or gradients, but not of the state that a streaming optimizer moves.
-bool moves_parameters(const Graph& graph, const Op& op) {
-  const bool phase = op.phase == Phase::kOptimizer || op.phase == Phase::kFetch;
-  if (op.kind != OpKind::kCopy || !phase || holds_norms(graph, op)) return false;
-  return std::none_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-    return graph.tensor(access.tensor).kind == TensorKind::kState;
-  });
-}
-
 // Gradients leave, and their sums return, on lanes on which no weights do.
 bool moves_gradients(const Op& op) {
   const LaneKind lane = kind_of(op.lane);

@@ -106,6 +106,13 @@ constexpr Pass kPasses[] = {
      [](Graph graph, const PassContext& context) {
        return shard_pass(std::move(graph), context.plan, context.facts);
      }},
+    {"direct access", "passes/direct_access.cpp",
+     "kernels that read and write CPU memory themselves, instead of copies of weights and "
+     "gradients",
+     [](const PassContext& context) {
+       return context.plan.optimizer.transfers == StateTransfers::kDirect;
+     },
+     [](Graph graph, const PassContext&) { return direct_access_pass(std::move(graph)); }},
     {"host copies", "passes/host_copies.cpp",
      "pageable memory, calls tensor by tensor, a host that waits, where a framework does so",
      [](const PassContext& context) {

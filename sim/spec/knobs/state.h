@@ -123,6 +123,16 @@ inline constexpr Knob kStateRows[] = {
                                    .may_be_absent = true,
                                    .studied_with = "optimizer.placement",
                                    .help = "How both moments are stored"}),
+    knob<&OptimizerPlan::transfers>(
+        {.id = KnobId::kTransfers,
+         .path = "optimizer.transfers",
+         .group = kOptimizer,
+         .choices = kChoices<StateTransfers::kCopies, StateTransfers::kDirect>,
+         .may_be_absent = true,
+         .help = "What moves gradients to CPU memory and weights back: the copy engines, or "
+                 "kernels that write and read it themselves (direct)",
+         .matters = "with optimizer.placement cpu or nvme",
+         .matters_in = steps_on_cpu}),
     knob<&Plan::ffn_tiles>(
         {.id = KnobId::kFfnTiles,
          .path = "ffn_tiles",

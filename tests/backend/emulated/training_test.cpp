@@ -113,7 +113,15 @@ TEST(EmulatedTraining, every_knob_gives_the_bits_of_the_gpus_own_waiting_run) {
   on_gpu.optimizer.gpu_buckets = 100;
   Plan exact = on_gpu;
   exact.optimizer.undo = UndoKind::kExact;
-  for (const Plan& plan : {offloads, recomputes, on_gpu, exact}) {
+  Plan direct = offloads;
+  direct.optimizer.transfers = StateTransfers::kDirect;
+  Plan direct_flow = recomputes;
+  direct_flow.optimizer.transfers = StateTransfers::kDirect;
+  Plan direct_cast_on_cpu = direct_flow;
+  direct_cast_on_cpu.optimizer.cast = CastPlacement::kCpu;
+  direct_cast_on_cpu.weights.flow_share = 0.5;
+  for (const Plan& plan :
+       {offloads, recomputes, on_gpu, exact, direct, direct_flow, direct_cast_on_cpu}) {
     const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, true);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters));
     EXPECT_EQ(outcome.rollbacks > 0, plan.optimizer.sync == SyncMode::kSpeculate);

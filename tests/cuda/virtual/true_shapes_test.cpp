@@ -134,6 +134,15 @@ std::vector<NamedPlan> plans() {
   plan.micro_batch = 1;
   plan.sequence_length = 512;
   add("512 tokens", plan);
+  plan = superoffload();
+  plan.optimizer.transfers = StateTransfers::kDirect;
+  add("superoffload by kernels", plan);
+  plan = zero_offload();
+  plan.optimizer.cast = CastPlacement::kGpu;
+  plan.optimizer.transfers = StateTransfers::kDirect;
+  add("zero-offload by kernels", plan);
+  plan.weights.flow_share = 1;
+  add("weights flow by kernels", plan);
   return all;
 }
 
@@ -166,9 +175,9 @@ Duration most_beyond(const Outcome& outcome) {
   return most;
 }
 
-TEST(TrueShapes, twelve_plans_take_what_is_predicted_in_the_order_of_the_graph) {
+TEST(TrueShapes, fifteen_plans_take_what_is_predicted_in_the_order_of_the_graph) {
   const std::vector<NamedPlan> all = plans();
-  ASSERT_EQ(all.size(), 12U);
+  ASSERT_EQ(all.size(), 15U);
   for (const auto& [name, plan] : all) {
     const Outcome outcome = run_of(plan);
     const double ratio = outcome.ran.step_time.seconds() / outcome.predicted.step_time.seconds();

@@ -55,6 +55,13 @@ std::vector<NamedPlan> plans() {
   exact.optimizer.undo = UndoKind::kExact;
   exact.optimizer.gpu_buckets = 2;
   add("takes back exactly", exact);
+  Plan direct = flows;
+  direct.optimizer.cast = CastPlacement::kGpu;
+  direct.optimizer.transfers = StateTransfers::kDirect;
+  add("flows by kernels", direct);
+  direct = offloads;
+  direct.optimizer.transfers = StateTransfers::kDirect;
+  add("speculates by kernels", direct);
   return all;
 }
 
