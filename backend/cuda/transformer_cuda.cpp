@@ -351,12 +351,12 @@ void CudaTransformer::gemm(const Call& call) {
   }
 }
 
-void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient) {
-  if (std::get<GemmWork>(call.op.work).format == ProductFormat::kAsStored) {
-    return products_->multiply(gemm, call.stream);
-  }
-  const Fp8Product product{gemm, gradient, call.find(Role::kCodes).data, scratch_.data()};
-  multiply_in_fp8(product, *products_, call.stream);
+void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, Fp8Gradient gradient) {
+  const GemmWork& work = std::get<GemmWork>(call.op.work);
+  if (work.format == ProductFormat::kAsStored) return products_->multiply(gemm, call.stream);
+  const Fp8Product product{gemm, gradient, call.find(Role::kCodes).data,
+                           call.find(Role::kGradientCodes).data, scratch_.data()};
+  multiply_in_fp8(product, work, *products_, call.stream);
 }
 
 LossChunk CudaTransformer::chunk_of(const Op& op) const {
@@ -405,7 +405,7 @@ void CudaTransformer::linear_rows(const Call& call, const Rows& rows) {
     const std::byte* bias = layout.has_bias && rows.adds ? element(weight, part.bias) : nullptr;
     const bool in_epilogue = is_aligned(bias);
     if (in_epilogue) product.bias = bias;
-    multiply(call, product, GradientFactor::kNone);
+    multiply(call, product, {});
     if (in_epilogue) continue;
     cuda::AddBias added;
     added.place = columns_of(layout, part, product.m);
@@ -434,7 +434,7 @@ void CudaTransformer::linear_backward_input(const Call& call) {
     product.out_dtype = dx.tensor->dtype;
     product.out_stride = layout.in;
     if (i > 0) product.added = product.out;
-    multiply(call, product, GradientFactor::kA);
+    multiply(call, product, {GradientFactor::kA, i, part.column});
   }
 }
 
@@ -477,7 +477,7 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     if (gradient.adds) product.added = product.out;
     std::byte* const of_bias = layout.has_bias ? element(gradient, part.bias) : nullptr;
     const bool in_epilogue = layout.has_bias && leaves_sums(call, product, of_bias);
-    multiply(call, product, in_out ? GradientFactor::kB : GradientFactor::kA);
+    multiply(call, product, {in_out ? GradientFactor::kB : GradientFactor::kA, i, part.column});
     if (!layout.has_bias || in_epilogue) continue;
     cuda::BiasGradient bias;
     bias.place = columns_of(layout, part, tokens);

@@ -76,7 +76,7 @@ class CudaTransformer : public CudaMath {
   void attention(const Call& call);
   void activation(const Call& call);
   void gemm(const Call& call);
-  void multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient);
+  void multiply(const Call& call, const CudaGemm& gemm, Fp8Gradient gradient);
   void linear_forward(const Call& call);
   // Rows of a product's output.
   struct Rows {

@@ -338,6 +338,7 @@ struct RoundMatrix {
   Fp8 format = Fp8::kE4m3;
   CodeOrder order = CodeOrder::kAsStored;
   uint8_t* codes = nullptr;
+  uint8_t* codes_as_stored = nullptr;  // where they are turned over: likewise, or null
   float* scale = nullptr;
   void* scratch = nullptr;
 };

@@ -1,7 +1,7 @@
 // Matrices rounded to 8 bits with one scale each, as stored or turned over.
 //
-// Bound: bytes, 2 a value for the largest and 3 for the codes (16-bit values). The largest of a set
-// is the same in every order, so blocks need no fixed one.
+// Bound: bytes, 2 a value for the largest and 3 for the codes (16-bit values), 4 in both orders.
+// The largest of a set is the same in every order, so blocks need no fixed one.
 
 #include "kernels/cuda/values.h"
 
@@ -111,6 +111,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <int kCount>
+__device__ __forceinline__ void write_codes(const uint8_t (&codes)[kCount], uint8_t* to) {
+  if constexpr (kCount == 1) {
+    *to = codes[0];
+  } else {
+    uint32_t words[2] = {};
+    for (int i = 0; i < kCount; ++i) words[i / 4] |= static_cast<uint32_t>(codes[i]) << i % 4 * 8;
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  }
+}
+
 // A block takes tiles of 64 x 64 in turn: rows come in, columns go out, four codes a word.
 template <Fp8 kFormat, int kCount>
 __global__ void __launch_bounds__(kThreads)
@@ -128,8 +139,13 @@ __global__ void __launch_bounds__(kThreads)
       if (first_row + r >= d.rows || first_column + c >= d.columns) continue;
       float values[kCount];
       load(d.from, (first_row + r) * d.stride + first_column + c, values);
+      uint8_t codes[kCount];
       for (int i = 0; i < kCount; ++i) {
-        reinterpret_cast<uint8_t*>(tile[c + i])[r] = code_of<kFormat>(scaled, values[i]);
+        codes[i] = code_of<kFormat>(scaled, values[i]);
+        reinterpret_cast<uint8_t*>(tile[c + i])[r] = codes[i];
+      }
+      if (d.codes_as_stored != nullptr) {
+        write_codes(codes, d.codes_as_stored + (first_row + r) * d.columns + first_column + c);
       }
     }
     __syncthreads();
@@ -180,7 +196,8 @@ int64_t round_matrix_scratch_bytes() { return scratch_bytes_of(kPartials * 4); }
 
 Status round_matrix(const RoundMatrix& d, Stream stream) {
   const bool fits = d.rows % kCodesMultiple == 0 && d.columns % kCodesMultiple == 0 &&
-                    reinterpret_cast<uintptr_t>(d.codes) % kCodesMultiple == 0;
+                    reinterpret_cast<uintptr_t>(d.codes) % kCodesMultiple == 0 &&
+                    reinterpret_cast<uintptr_t>(d.codes_as_stored) % kCodesMultiple == 0;
   if (!fits) return invalid("round_matrix");
   if (d.rows == 0 || d.columns == 0) return {0, "round_matrix", 0, 0, 0};
   const bool wide = d.stride % kWide == 0 && is_wide(d.from.data);

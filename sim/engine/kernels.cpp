@@ -42,7 +42,8 @@ int64_t eager_kernels(const AttentionWork& work, Phase phase) {
 
 // Factors whose scale is that of their own values.
 int64_t scaled_by_themselves(Rounding rounding) {
-  return rounding == Rounding::kJustInTime ? 2 : rounding == Rounding::kCurrent ? 1 : 0;
+  if (rounding == Rounding::kJustInTime || rounding == Rounding::kForNext) return 2;
+  return rounding == Rounding::kCurrent || rounding == Rounding::kSecond ? 1 : 0;
 }
 
 int64_t kernels_of_an_expert(const GemmWork& work) {

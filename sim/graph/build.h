@@ -70,12 +70,22 @@ void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& fa
 // gemm_formats.cpp: gives every 8-bit product a tensor for its operands' codes (Role::kCodes).
 // After every other pass, so that each operation has its own, for as long as it runs.
 Graph products_pass(Graph graph);
-// Where the codes of an operation's factors begin in it: m x k first, then k x n.
+// Where the codes of an operation's factors begin in it: m x k first, unless they are those of a
+// gradient that two products share, then k x n.
 struct CodesLayout {
   Bytes second;
   Bytes whole;
 };
 CodesLayout codes_layout(const GemmWork& work);
+// Codes of a gradient for two products (Role::kGradientCodes): as stored, then turned over, then
+// the scale of each of the matrices that an operation may multiply it with, 256 bytes apart.
+struct GradientCodesLayout {
+  Bytes turned;
+  Bytes scales;
+  Bytes whole;
+};
+inline constexpr int64_t kScalesOfGradient = 4;
+GradientCodesLayout gradient_codes_layout(const GemmWork& work);
 
 // tensor.cpp: collectives of tensor parallelism around the products (Plan::tensor).
 Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts);

@@ -77,6 +77,31 @@ TEST_F(eight_bit, a_matrix_of_3_and_minus_1_is_scaled_to_the_largest_binade) {
   EXPECT_EQ(e5m2.codes[16], 0xf4);  // the second column's first row
 }
 
+// One pass writes both orders, each as alone.
+TEST_F(eight_bit, both_orders_of_one_pass_are_those_of_two) {
+  for (const int64_t shift : {0, 1}) {
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>{16, 16}, {80, 144}, {272, 64}}) {
+      Matrix m{Format::kBf16, rows, columns, columns + 16 * shift, shift, {}};
+      m.values = normal({0.1f, 0.02f, 7}, m.format, m.rows * m.stride);
+      const Values from(m.format, m.values, m.shift);
+      const Memory turned(rows * columns), stored(rows * columns), scale(4);
+      const Memory scratch(round_matrix_scratch_bytes());
+      RoundMatrix d;
+      d.from = {from.data(), m.format};
+      d.rows = rows, d.columns = columns, d.stride = m.stride;
+      d.format = Fp8::kE5m2, d.order = CodeOrder::kTurned;
+      d.codes = static_cast<uint8_t*>(turned.data());
+      d.codes_as_stored = static_cast<uint8_t*>(stored.data());
+      d.scale = static_cast<float*>(scale.data());
+      d.scratch = scratch.data();
+      expect_launched(round_matrix(d, nullptr));
+      EXPECT_EQ(turned.get(), on_machine(m, d.format, CodeOrder::kTurned).codes);
+      EXPECT_EQ(stored.get(), on_machine(m, d.format, CodeOrder::kAsStored).codes);
+    }
+  }
+}
+
 TEST_F(eight_bit, codes_are_the_hosts_for_any_shape_stride_alignment_and_format) {
   const Matrix shapes[] = {
       {Format::kBf16, 16, 16, 16, 0, {}},     {Format::kBf16, 48, 80, 80, 0, {}},

@@ -29,9 +29,9 @@ bool is_fp8(const Op& op) {
   return work != nullptr && work->format == ProductFormat::kFp8;
 }
 
-TensorId codes_of(const Op& op) {
+TensorId codes_of(const Op& op, Role role = Role::kCodes) {
   for (const Access& access : op.accesses) {
-    if (access.role == Role::kCodes) return access.tensor;
+    if (access.role == role) return access.tensor;
   }
   return -1;
 }
@@ -69,6 +69,50 @@ TEST(products, every_product_has_codes_of_its_own_for_as_long_as_it_runs) {
     }
   }
   EXPECT_GT(again, 0);
+}
+
+// The weight's gradient comes first, and rounds the output's for the input's gradient, too: 8 pairs
+// a micro-batch.
+TEST(products, both_products_of_a_backward_share_the_codes_of_a_gradient) {
+  for (const int64_t sequences : {2, 4}) {
+    Plan plan = fp8_plan();
+    plan.global_batch = sequences;
+    const Graph graph = build(model_of_sixteens(), plan);
+    std::set<TensorId> made;
+    const Op* before = nullptr;
+    for (const Op& op : graph.step.ops) {
+      if (!is_fp8(op)) continue;
+      const auto& work = std::get<GemmWork>(op.work);
+      const TensorId shared = codes_of(op, Role::kGradientCodes);
+      if (op.phase == Phase::kBackwardWeight) {
+        EXPECT_EQ(work.rounding, Rounding::kForNext);
+        EXPECT_TRUE(made.insert(shared).second);
+        EXPECT_EQ(graph.tensor(shared).bytes(), gradient_codes_layout(work).whole);
+      } else if (op.phase == Phase::kBackwardInput) {
+        EXPECT_EQ(work.rounding, Rounding::kSecond);
+        ASSERT_NE(before, nullptr);
+        EXPECT_EQ(shared, codes_of(*before, Role::kGradientCodes)) << describe(op);
+        EXPECT_EQ(op.label, before->label);
+      } else {
+        EXPECT_EQ(shared, -1);
+      }
+      before = &op;
+    }
+    EXPECT_EQ(std::ssize(made), 8 * plan.accumulation());
+  }
+}
+
+// Of a backward with 32 tokens, 96 columns of output and 32 of input, 2 bytes a value: first the
+// gradient of 3,072 values is read twice and written in two orders, 1,024 of the other factor are
+// read twice and written once; then only 3,072 of the weight.
+TEST(products, what_a_pair_rounds_is_counted_once) {
+  GemmWork weight{96, 32, 32, DType::kBf16, false, ProductFormat::kFp8, Rounding::kForNext};
+  EXPECT_EQ(rounding_bytes(weight).count, 6 * 3072 + 5 * 1024);
+  EXPECT_EQ(rounding_passes(weight), 4);
+  GemmWork input{32, 32, 96, DType::kBf16, false, ProductFormat::kFp8, Rounding::kSecond};
+  EXPECT_EQ(rounding_bytes(input).count, 5 * 3072);
+  EXPECT_EQ(rounding_passes(input), 2);
+  EXPECT_EQ(rounding_bytes(weight, 1).count, 5 * (3072 + 1024));
 }
 
 // As planned memory they may lie where a value was that is not needed any more.

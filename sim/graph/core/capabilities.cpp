@@ -305,6 +305,7 @@ std::string_view to_string(Role role) {
                                                            "decision",
                                                            "scratch",
                                                            "codes",
+                                                           "codes of an output gradient",
                                                            "routing",
                                                            "balance of experts",
                                                            "keys and values",

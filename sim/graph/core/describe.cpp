@@ -213,15 +213,22 @@ Bytes rounding_bytes(const GemmWork& work, int64_t layouts) {
   const auto in_layouts = [&](int64_t elements) {
     return bytes_of(elements, work.dtype) + bytes_of(elements, DType::kE4m3) * layouts;
   };
+  const auto just_in_time = [&](int64_t elements) {
+    return bytes_of(elements, work.dtype) * 2 + bytes_of(elements, DType::kE4m3);
+  };
   switch (work.rounding) {
     case Rounding::kJustInTime:
-      return bytes_of(first + second, work.dtype) * 2 + bytes_of(first + second, DType::kE4m3);
+      return just_in_time(first + second);
     case Rounding::kCurrent:
       return bytes_of(first, work.dtype) + in_layouts(first);
     case Rounding::kFirst:
       return in_layouts(first);
     case Rounding::kBoth:
       return in_layouts(first + second);
+    case Rounding::kForNext:
+      return bytes_of(first, work.dtype) + in_layouts(first) + just_in_time(second);
+    case Rounding::kSecond:
+      return just_in_time(second);
     case Rounding::kTransposed:
       return layouts == 1 ? Bytes{} : bytes_of(second, DType::kE4m3) * 2;
     case Rounding::kNone:
@@ -235,13 +242,13 @@ int64_t rounding_passes(const GemmWork& work, int64_t layouts) {
   if (work.rounding == Rounding::kTransposed && layouts == 1) return 0;
   // In the order of Rounding. Between the pass for the largest value and that for the codes one
   // kernel makes the scale.
-  constexpr std::array<int64_t, 6> kPasses = {4, 3, 1, 2, 1, 0};
+  constexpr std::array<int64_t, 8> kPasses = {4, 3, 1, 2, 4, 2, 1, 0};
   return kPasses.at(static_cast<size_t>(work.rounding));
 }
 
 std::string_view to_string(Rounding rounding) {
-  constexpr std::array<std::string_view, 6> kNames = {"just in time", "current",    "first",
-                                                      "both",         "transposed", "none"};
+  constexpr std::array<std::string_view, 8> kNames = {
+      "just in time", "current", "first", "both", "for the next", "second", "transposed", "none"};
   return kNames.at(static_cast<size_t>(rounding));
 }
 

@@ -214,9 +214,20 @@ std::string_view to_string(CollectiveKind kind);
 //   kCurrent     the first so, in every layout that a product may want
 //   kFirst       the first in one pass, by a scale that is known before, in every layout
 //   kBoth        both so
-//   kTransposed  the second, which has 8 bits already, in one pass into its other layout
-//   kNone        they have them already
-enum class Rounding : uint8_t { kJustInTime, kCurrent, kFirst, kBoth, kTransposed, kNone };
+//   kForNext     both just in time, the first in every layout: the next product reads its codes,
+//   too kSecond      the second just in time; the first has those of the product before kTransposed
+//   the second, which has 8 bits already, in one pass into its other layout kNone        they have
+//   them already
+enum class Rounding : uint8_t {
+  kJustInTime,
+  kCurrent,
+  kFirst,
+  kBoth,
+  kForNext,
+  kSecond,
+  kTransposed,
+  kNone
+};
 std::string_view to_string(Rounding rounding);
 
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
@@ -355,11 +366,12 @@ enum class Role : uint8_t {
   kNormPartials,
   kDecision,
   kScratch,
-  kCodes,        // where a product's operands are rounded to
-  kRouting,      // which experts a token is sent to
-  kBalance,      // how evenly tokens were sent to experts
-  kKeysValues,   // of a part of the sequences, attention's own last
-  kKeyGradient,  // sums of gradients of keys and values, in the same order
+  kCodes,          // where a product's operands are rounded to
+  kGradientCodes,  // where the gradient of an output is, for both products that take it
+  kRouting,        // which experts a token is sent to
+  kBalance,        // how evenly tokens were sent to experts
+  kKeysValues,     // of a part of the sequences, attention's own last
+  kKeyGradient,    // sums of gradients of keys and values, in the same order
 };
 
 enum class AccessMode : uint8_t { kRead, kWrite, kReadWrite };

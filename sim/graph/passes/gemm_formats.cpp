@@ -1,6 +1,8 @@
 // Products of 8-bit factors: which they are, and the memory for their codes.
+#include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "sim/graph/build.h"
@@ -125,8 +127,54 @@ void save_codes_of_attention(Graph& graph, const Plan& plan) {
   }
 }
 
+// The gradient of an output that a product takes, or -1.
+TensorId gradient_of(const Op& op) {
+  for (const Access& access : op.accesses) {
+    if (access.role == Role::kOutputGradient) return access.tensor;
+  }
+  return -1;
+}
+
+// The next product that takes the same gradient before anything writes it, or null.
+Op* next_with_gradient(std::vector<Op>& ops, size_t first) {
+  const TensorId gradient = gradient_of(ops[first]);
+  for (size_t i = first + 1; i < ops.size(); ++i) {
+    for (const Access& access : ops[i].accesses) {
+      if (access.tensor != gradient) continue;
+      if (access.mode != AccessMode::kRead) return nullptr;
+      if (multiplies_in_fp8(ops[i]) && access.role == Role::kOutputGradient) return &ops[i];
+    }
+  }
+  return nullptr;
+}
+
+// Both products of a backward take the gradient of their output: the first rounds it for the other
+// too, which gives the same codes. (Rows of experts are rounded expert by expert.)
+void round_gradients_once(std::vector<Op>& ops) {
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (!multiplies_in_fp8(ops[i]) || gradient_of(ops[i]) < 0) continue;
+    auto& work = std::get<GemmWork>(ops[i].work);
+    if (work.rounding != Rounding::kJustInTime || work.experts > 0) continue;
+    Op* const next = next_with_gradient(ops, i);
+    if (next == nullptr) continue;
+    work.rounding = Rounding::kForNext;
+    std::get<GemmWork>(next->work).rounding = Rounding::kSecond;
+  }
+}
+
 // Addresses of codes are as aligned as those of tensors.
 constexpr int64_t kAlignment = 256;
+
+Access new_codes(Graph& graph, const Label& label, int64_t bytes, Role role) {
+  Tensor codes;
+  codes.kind = TensorKind::kCodes;
+  codes.category = Category::kWorkspace;
+  codes.place = Place::kHbm;
+  codes.dtype = DType::kU8;
+  codes.label = label;
+  codes.elements = bytes;
+  return write(add_tensor(graph, codes), role);
+}
 
 }  // namespace
 
@@ -138,6 +186,7 @@ void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& fa
     work.format = plan.products;
     work.rounding = rounding_of(op, facts);
   }
+  if (facts.fp8_scaling == Scaling8::kJustInTime) round_gradients_once(graph.step.ops);
   if (facts.fp8_saves_codes) {
     write_codes(graph, facts.fp8_scaling);
     save_codes_of_attention(graph, plan);
@@ -145,22 +194,34 @@ void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& fa
 }
 
 CodesLayout codes_layout(const GemmWork& work) {
-  const int64_t second = round_up(work.m * work.k, kAlignment);
+  const bool first = work.rounding != Rounding::kForNext && work.rounding != Rounding::kSecond;
+  const int64_t second = first ? round_up(work.m * work.k, kAlignment) : 0;
   return {{second}, {second + round_up(work.k * work.n, kAlignment)}};
 }
 
+GradientCodesLayout gradient_codes_layout(const GemmWork& work) {
+  const int64_t codes = round_up(work.m * work.k, kAlignment);
+  return {{codes}, {2 * codes}, {2 * codes + kScalesOfGradient * kAlignment}};
+}
+
 Graph products_pass(Graph graph) {
+  std::vector<std::pair<Label, TensorId>> of_gradients;  // codes that the next product reads
   for (Op& op : graph.step.ops) {
     const auto* work = std::get_if<GemmWork>(&op.work);
     if (work == nullptr || work->format != ProductFormat::kFp8) continue;
-    Tensor codes;
-    codes.kind = TensorKind::kCodes;
-    codes.category = Category::kWorkspace;
-    codes.place = Place::kHbm;
-    codes.dtype = DType::kU8;
-    codes.label = op.label;
-    codes.elements = codes_layout(*work).whole.count;
-    op.accesses.push_back(write(add_tensor(graph, codes), Role::kCodes));
+    const int64_t own = codes_layout(*work).whole.count;
+    op.accesses.push_back(new_codes(graph, op.label, own, Role::kCodes));
+    if (work->rounding == Rounding::kForNext) {
+      const int64_t bytes = gradient_codes_layout(*work).whole.count;
+      op.accesses.push_back(new_codes(graph, op.label, bytes, Role::kGradientCodes));
+      of_gradients.emplace_back(op.label, op.accesses.back().tensor);
+    } else if (work->rounding == Rounding::kSecond) {
+      const auto made = std::find_if(of_gradients.begin(), of_gradients.end(),
+                                     [&](const auto& one) { return one.first == op.label; });
+      CHECK(made != of_gradients.end());
+      op.accesses.push_back(read(made->second, Role::kGradientCodes));
+      of_gradients.erase(made);
+    }
   }
   return graph;
 }

@@ -231,9 +231,12 @@ TEST_F(products, of_8_bits_are_exact_too) {
       for (const Orientation of_b : kOrientations) {
         for (const Adds adds : kAdds) {
           Case(shape, Format::kBf16, 8).expect_exact(of_a, of_b, adds, [&](const CudaGemm& gemm) {
-            multiply_in_fp8({gemm, gradient, static_cast<std::byte*>(codes.data()),
+            multiply_in_fp8({gemm,
+                             {gradient},
+                             static_cast<std::byte*>(codes.data()),
+                             nullptr,
                              static_cast<std::byte*>(scratch.data())},
-                            *ours, kDefault);
+                            {gemm.m, gemm.n, gemm.k}, *ours, kDefault);
           });
         }
       }
