@@ -62,8 +62,7 @@ void BucketBound::fill_times(const CostModel& costs) {
   const DType types[] = {base_.dtype, DType::kF32};
   const DType gradient = gradient_dtype(base_, {});
   // Unless it is scattered in between.
-  const bool packs_into_cpu_memory =
-      base_.optimizer.transfers == StateTransfers::kDirect && !(splits && talks);
+  const bool packs_into_cpu_memory = moves_state_by_kernels(base_.optimizer) && !(splits && talks);
   Prices prices(base_);
   for (const Bucket& bucket : buckets_) {
     const int64_t whole = bucket.count;

@@ -22,7 +22,7 @@ void Prices::add(OpKind kind, LaneKind lane, Work work) {
 void Prices::add_transfer(LaneKind lane, CopyDirection direction, int64_t count, DType type) {
   const Bytes bytes = bytes_of(count, type);
   const bool out = direction == CopyDirection::kDeviceToHost;
-  if (plan_.optimizer.transfers == StateTransfers::kCopies) {
+  if (!moves_state_by_kernels(plan_.optimizer)) {
     return add(OpKind::kCopy, lane, CopyWork{bytes, direction});
   }
   BucketWork work = elementwise(count, type, out ? type : plan_.dtype, Site::kGpu);

@@ -92,6 +92,7 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, cons
 Plan sample_plan(const Plan& plan, int64_t micro_batches) {
   Plan sample = plan;
   sample.global_batch = plan.data * plan.micro_batch.value() * micro_batches;
+  if (!moves_state_by_kernels(plan.optimizer)) sample.optimizer.transfers = StateTransfers::kCopies;
   sample.optimizer.placement = OptimizerPlacement::kCpu;
   sample.optimizer.bucket_bytes = {int64_t{1} << 40};
   sample.optimizer.gpu_buckets = 0;

@@ -33,7 +33,7 @@ StepFloor rates_of(const Plan& layout, bool talks, const CostModel& costs) {
     prices.add_exchange(CollectiveKind::kAllGather, count, talks && splits);
   }
   prices.price(costs);
-  const bool direct = layout.optimizer.transfers == StateTransfers::kDirect;
+  const bool direct = moves_state_by_kernels(layout.optimizer);
   rates.fetch_host = prices.host_ps(direct ? OpKind::kUnpack : OpKind::kCopy);
   for (const int64_t count : counts) {
     for (double* rate : {&rates.gpu_adam, &rates.cpu_adam, &rates.out, &rates.fetch, &rates.reduce,
@@ -77,10 +77,10 @@ StepFloor StepFloors::of(const Plan& layout, const Space& space) {
   const RankGroup group = replica_group(layout);
   const int64_t sharing = layout.multiplex ? layout.pipeline : 0;
   const std::string key =
-      fmt::format("{} {} {} {} {} {} {} {}", talks ? group.ranks : 0, talks ? group.stride : 0,
+      fmt::format("{} {} {} {} {} {} {} {} {}", talks ? group.ranks : 0, talks ? group.stride : 0,
                   layout.zero_stage > 0, static_cast<int>(layout.optimizer.moments), sharing,
                   sharing > 0 ? layout.sequence : 0, sharing > 0 ? layout.tensor : 0,
-                  sharing > 0 ? layout.devices : 0);
+                  sharing > 0 ? layout.devices : 0, moves_state_by_kernels(layout.optimizer));
   const auto [found, is_new] = rates_.try_emplace(key);
   if (is_new) {
     found->second = rates_of(layout, talks, costs_);

@@ -316,11 +316,26 @@ std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
 std::vector<CastRange> BucketRanges::brought(const Op& op, int32_t step) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
+  if (sources.front().tensor->kind == TensorKind::kBucketGradient) {
+    return gradients_of(op, sources.front(), destinations);
+  }
   if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
   if (shares_ != nullptr && shares_->are_of_buckets()) {
     return homecoming_of_share(op, sources.front(), destinations);
   }
   return homecoming(op, sources.front(), destinations);
+}
+
+// What pack() took there.
+std::vector<CastRange> BucketRanges::gradients_of(const Op& op, const Argument& landed,
+                                                  const std::vector<Argument>& gradients) const {
+  std::vector<CastRange> ranges;
+  for (const Argument& gradient : gradients) {
+    if (!is_of_module(gradient)) return {whole_range(landed, gradient)};
+    const Bucket::Piece& piece = piece_of(bucket_of(op), *gradient.tensor);
+    ranges.push_back(cast_range(landed, piece.offset, gradient, piece.begin, piece.count));
+  }
+  return ranges;
 }
 
 // A flowing module, gathered from the buckets that hold it.

@@ -116,8 +116,10 @@ class BucketRanges {
   const Bucket::Piece& piece_of(const Bucket& bucket, const Tensor& module_tensor) const;
   std::vector<CastRange> packed(const Op& op, int32_t step) const;
   std::vector<CastRange> unpacked(const Op& op, int32_t step) const;
-  // Weights that return from CPU memory, or flow in from there.
+  // Weights that return from CPU memory, or flow in from there; gradients that are summed again.
   std::vector<CastRange> brought(const Op& op, int32_t step) const;
+  std::vector<CastRange> gradients_of(const Op& op, const Argument& landed,
+                                      const std::vector<Argument>& gradients) const;
   std::vector<CastRange> fetches(const std::vector<Argument>& sources,
                                  const Argument& destination) const;
   std::vector<CastRange> homecoming(const Op& op, const Argument& source,

@@ -308,53 +308,29 @@ bool serves(const Op& op, const std::vector<bool>& used) {
   });
 }
 
-// What a copy took out, back to where it was.
-Op returned(Op copy) {
-  std::get<CopyWork>(copy.work).direction = CopyDirection::kHostToDevice;
-  for (Access& access : copy.accesses) {
+// What a copy took out, or a kernel that packed it into CPU memory, back to where it was.
+Op returned(Op op) {
+  if (auto* const copy = std::get_if<CopyWork>(&op.work)) {
+    copy->direction = CopyDirection::kHostToDevice;
+  } else {
+    auto& kernel = std::get<BucketWork>(op.work);
+    op.kind = OpKind::kUnpack;
+    std::swap(kernel.from, kernel.to);
+    kernel.from_host = std::exchange(kernel.to_host, Bytes{});
+  }
+  for (Access& access : op.accesses) {
     const bool source = access.role == Role::kSource;
     if (source || access.role == Role::kDestination) {
       access =
           source ? write(access.tensor, Role::kDestination) : read(access.tensor, Role::kSource);
     }
   }
-  return copy;
+  return op;
 }
 
-// By gradient of a module: what it was packed into in CPU memory, without a copy that could return
-// it.
-std::map<TensorId, TensorId> packed_into_cpu_memory(const Graph& graph) {
-  std::map<TensorId, TensorId> landed;
-  for (const Op& op : graph.step.ops) {
-    const auto* work = std::get_if<BucketWork>(&op.work);
-    if (op.kind != OpKind::kPack || work->to_host.count == 0) continue;
-    TensorId packed = -1;
-    for (const Access& access : op.accesses) {
-      if (access.role == Role::kDestination) packed = access.tensor;
-    }
-    for (const Access& access : op.accesses) {
-      if (access.role == Role::kSource) landed[access.tensor] = packed;
-    }
-  }
-  return landed;
-}
-
-// The same values.
-Op summed_where_it_landed(Op norm, const std::map<TensorId, TensorId>& landed) {
-  std::vector<Access> accesses;
-  for (const Access& access : norm.accesses) {
-    const auto found = landed.find(access.tensor);
-    if (access.role != Role::kSource || found == landed.end()) {
-      accesses.push_back(access);
-      continue;
-    }
-    const bool is_known = std::any_of(accesses.begin(), accesses.end(), [&](const Access& known) {
-      return known.tensor == found->second;
-    });
-    if (!is_known) accesses.push_back(read(found->second, Role::kSource));
-  }
-  norm.accesses = std::move(accesses);
-  return norm;
+bool takes_out(const Op& op) {
+  const auto* kernel = std::get_if<BucketWork>(&op.work);
+  return op.kind == OpKind::kCopy || (op.kind == OpKind::kPack && kernel->to_host.count > 0);
 }
 
 }  // namespace
@@ -372,7 +348,6 @@ void run_forward(const Graph& graph, int64_t batch, int32_t step,
 }
 
 void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run) {
-  const std::map<TensorId, TensorId> landed = packed_into_cpu_memory(graph);
   std::set<TensorId> summed;
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kSumOfSquares) continue;
@@ -381,18 +356,14 @@ void run_norms(const Graph& graph, const std::function<void(const Op& op)>& run)
     }
   }
   const auto took_out = [&](const Op& op) {
-    return op.kind == OpKind::kCopy &&
+    return takes_out(op) &&
            std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
              return access.role == Role::kSource && summed.contains(access.tensor);
            });
   };
   for (const Op& op : graph.step.ops) {
     const bool brings_sums = op.kind == OpKind::kCopy && holds_norms(graph, op);
-    if (op.kind == OpKind::kSumOfSquares) {
-      run(summed_where_it_landed(op, landed));
-    } else if (brings_sums) {
-      run(op);
-    }
+    if (op.kind == OpKind::kSumOfSquares || brings_sums) run(op);
     if (took_out(op)) run(returned(op));
   }
 }

@@ -206,10 +206,12 @@ std::string optimizer_text(const OptimizerPlan& plan, std::optional<int64_t> buc
   }
   const std::string on_gpu = plan.gpu_buckets ? std::to_string(*plan.gpu_buckets) : "auto";
   const std::string of_all = buckets ? fmt::format(" of {}", *buckets) : "";
-  return fmt::format("Adam on the {}, buckets of {} ({}{} on the GPU), cast on the {}, {}",
+  const bool direct = plan.transfers == StateTransfers::kDirect;
+  return fmt::format("Adam on the {}, buckets of {} ({}{} on the GPU), cast on the {}{}, {}",
                      plan.placement == OptimizerPlacement::kCpu ? "CPU" : "NVMe",
                      show(plan.bucket_bytes), on_gpu, of_all,
-                     plan.cast == CastPlacement::kGpu ? "GPU" : "CPU", to_string(plan.sync));
+                     plan.cast == CastPlacement::kGpu ? "GPU" : "CPU",
+                     direct ? ", moved by kernels" : "", to_string(plan.sync));
 }
 
 }  // namespace

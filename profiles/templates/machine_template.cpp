@@ -137,6 +137,7 @@ class Assembly {
   void set_link(Link& link) {
     if (!request_.link) {
       assume(link.host_to_device, link.device_to_host);
+      if (!link.kernel_reads.empty()) assume(link.kernel_reads, link.kernel_writes);
       note("link", fmt::format("{}, as {} has it", link.kind, like_.name));
       return;
     }
@@ -248,7 +249,7 @@ class Assembly {
 
   // The wires of a shipped machine.
   std::optional<Interconnect> shipped(const char* flag, const std::string& name,
-                                      std::optional<Interconnect> Machine::*which) {
+                                      std::optional<Interconnect> Machine::* which) {
     const Machine machine = load_machine(meant_by(name, "machines").name);
     const std::optional<Interconnect>& wires = machine.*which;
     if (!wires) {

@@ -163,7 +163,9 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
     : machine_(machine),
       adam_(plan.optimizer.adam),
       numa_(plan.numa),
-      transfers_(plan.optimizer.transfers),
+      by_kernels_(plan.optimizer.transfers == StateTransfers::kDirect),
+      stack_(stack.name),
+      has_direct_kernels_(stack.memory_is_planned()),
       ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
@@ -185,7 +187,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
                 "is missing, but a plan with numa remote copies to another chip's memory",
                 "add it to the machine's file or set numa to local");
   }
-  if (transfers_ == StateTransfers::kDirect) check_direct(stack);
+  if (moves_state_by_kernels(plan.optimizer)) check_direct();
   add_capacities();
   if (measurements == nullptr) return;
   for (const auto& [key, measurement] : *measurements) measured_[key] = measurement.median;
@@ -201,7 +203,7 @@ void CostModel::add_capacities() {
   double link_in = fastest(machine_.link.host_to_device);
   double link_out = fastest(machine_.link.device_to_host);
   double link_total = machine_.link.both_total.value.bytes_per_s;
-  if (transfers_ == StateTransfers::kDirect) {
+  if (by_kernels_) {
     link_in = std::max(link_in, fastest(machine_.link.kernel_reads));
     link_out = std::max(link_out, fastest(machine_.link.kernel_writes));
   }
@@ -330,8 +332,10 @@ CostModel::Alone CostModel::alone(const Op& op) const {
   const bool between_stages =
       machine_.gpu.is_host_thread && kind_of(op.lane) == LaneKind::kPipelineNetwork;
   // What was timed went to the device's own CPU memory.
-  const bool other_memory =
-      numa_ == NumaBinding::kRemote && std::holds_alternative<CopyWork>(op.work);
+  const auto* kernel = std::get_if<BucketWork>(&op.work);
+  const bool crosses =
+      std::holds_alternative<CopyWork>(op.work) || (kernel != nullptr && crosses_link(*kernel));
+  const bool other_memory = numa_ == NumaBinding::kRemote && crosses;
   if (!measured_.empty() && !other_adam && !other_memory && !between_stages) {
     const auto measured = measured_.find(cost_key(op));
     if (measured != measured_.end()) return {measured->second, Provenance::kMeasured};

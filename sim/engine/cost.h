@@ -71,7 +71,7 @@ class CostModel {
   // of the rates of the roofline; what was measured is left alone. `measurements` may be null. The
   // machine must outlive this object. Throws Error if no curve has the name of the Adam, if the
   // machine lacks the link of a remote binding, or if machine or stack lack kernels that read and
-  // write CPU memory.
+  // write CPU memory and the plan has state there; so does pricing such a kernel of another plan.
   CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
             const Measurements* measurements);
 
@@ -134,7 +134,7 @@ class CostModel {
   int64_t threads_of(const Op& op) const;
   double torch_adam_rate() const;
   Alone copy(const CopyWork& work) const;
-  void check_direct(const Stack& stack) const;
+  void check_direct() const;
   Alone direct(const BucketWork& work) const;
   void add_direct_demands(const BucketWork& work, OpCost& cost) const;
   void hold_multiprocessors(double share, OpCost& cost) const;
@@ -150,8 +150,10 @@ class CostModel {
   const Machine& machine_;
   const std::string adam_;  // a name in machine.cpu.adam, or "best": the fastest at each size
   const NumaBinding numa_;
-  const StateTransfers transfers_;
-  const int64_t ranks_here_;  // that this machine's own CPU runs, each with its part of it
+  const bool by_kernels_;          // which move what state is on the CPU
+  const std::string stack_;        // its name
+  const bool has_direct_kernels_;  // the stack
+  const int64_t ranks_here_;       // that this machine's own CPU runs, each with its part of it
   const StackConstants constants_;
   const double sustained_gemm_;   // on this machine's generation
   const Duration launch_;         // of the host, for a kernel

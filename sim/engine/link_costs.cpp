@@ -21,9 +21,9 @@ CostModel::Alone CostModel::copy(const CopyWork& work) const {
           measured ? Provenance::kInterpolated : Provenance::kRoofline};
 }
 
-void CostModel::check_direct(const Stack& stack) const {
-  if (!stack.memory_is_planned()) {
-    throw Error("stack " + stack.name + ": optimizer.transfers",
+void CostModel::check_direct() const {
+  if (!has_direct_kernels_) {
+    throw Error("stack " + stack_ + ": optimizer.transfers",
                 "no framework has kernels that read and write CPU memory for the optimizer",
                 "predict it with --stack ballast, or set plan.optimizer.transfers=copies");
   }
@@ -41,13 +41,15 @@ void CostModel::check_direct(const Stack& stack) const {
 // A kernel streams: what it moves in the GPU's memory, in, and out overlaps, and the slowest of
 // them is its time.
 CostModel::Alone CostModel::direct(const BucketWork& work) const {
+  check_direct();
   const Link& link = machine_.link;
   bool measured = true;
   const auto across = [&](const Curve& curve, Bytes bytes) -> Duration {
     if (bytes.count == 0) return {};
     double rate = curve.rate_at(static_cast<double>(bytes.count));
-    measured = measured && curve.measured;
-    if (numa_ == NumaBinding::kRemote) rate = std::min(rate, link.remote->value.bytes_per_s);
+    const bool remote = numa_ == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate;
+    measured = measured && (remote ? link.remote->measured : curve.measured);
+    if (remote) rate = link.remote->value.bytes_per_s;
     return bytes / Bandwidth{rate};
   };
   const Duration in = across(link.kernel_reads, work.from_host);

@@ -124,9 +124,12 @@ Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 // shard.cpp: reduce-scatter and all-gather of buckets over Plan::data ranks (ZeRO).
 Graph shard_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
+// direct_access.cpp: kernels that read and write CPU memory, instead of copies of weights and
+// gradients (OptimizerPlan::transfers).
+Graph direct_access_pass(Graph graph);
+
 // host_copies.cpp: what a framework falls short of pinned copies by bucket beside the computation:
 // pageable memory, calls tensor by tensor, a host that waits, weights that return all at once.
-Graph direct_access_pass(Graph graph);
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // Every invariant of a graph; a violation is a bug and fails CHECK. run_passes() asks it.

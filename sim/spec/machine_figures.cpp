@@ -95,10 +95,16 @@ const FigureRow kFigures[] = {
      scale_link},
     {"machine.link.host_to_device_gb_per_s", "link to the GPU", "GB/s", FigureKind::kRate,
      [](const Machine& m) -> std::optional<double> { return plateau(m.link.host_to_device); },
-     [](Machine& m, double factor) { scale(m.link.host_to_device, factor); }},
+     [](Machine& m, double factor) {
+       scale(m.link.host_to_device, factor);
+       scale(m.link.kernel_reads, factor);
+     }},
     {"machine.link.device_to_host_gb_per_s", "link to the CPU", "GB/s", FigureKind::kRate,
      [](const Machine& m) -> std::optional<double> { return plateau(m.link.device_to_host); },
-     [](Machine& m, double factor) { scale(m.link.device_to_host, factor); }},
+     [](Machine& m, double factor) {
+       scale(m.link.device_to_host, factor);
+       scale(m.link.kernel_writes, factor);
+     }},
     {"machine.cpu.memory_bandwidth_gb_per_s", "CPU memory bandwidth", "GB/s", FigureKind::kRate,
      [](const Machine& m) -> std::optional<double> {
        return m.cpu.memory_bandwidth.value.gb_per_s();

@@ -90,6 +90,11 @@ struct OptimizerPlan {
   bool operator==(const OptimizerPlan&) const = default;
 };
 
+// Whether kernels move state, of which there is none to move where the GPU steps all.
+inline bool moves_state_by_kernels(const OptimizerPlan& plan) {
+  return plan.placement != OptimizerPlacement::kGpu && plan.transfers == StateTransfers::kDirect;
+}
+
 struct WeightsPlan {
   std::optional<double> flow_share;  // share of the layers whose weights live in DRAM and flow
   int64_t look_ahead = 4;  // operations of the GPU between the fetch of a weight and its use

@@ -64,6 +64,8 @@ TEST(Search, bounds_leave_the_same_best_where_kernels_read_and_write_cpu_memory)
     machine.link.kernel_writes = flat(writes);
     expect_same_best(plan, open, machine);
   }
+  plan.optimizer.placement = OptimizerPlacement::kGpu;  // no state to move, and no rates needed
+  expect_same_best(plan, few_knobs(), gpu_machine());
 }
 
 // Offloads everything, so that two lanes touch most of its memory.

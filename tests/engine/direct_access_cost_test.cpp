@@ -85,6 +85,9 @@ TEST(DirectAccess, kernels_across_the_link_are_refused_where_their_rates_are_not
   EXPECT_EQ(message(with_kernels_across_the_link(), Stack{}), "");
   EXPECT_NE(message(with_kernels_across_the_link(), framework).find("stack megatron"),
             std::string::npos);
+  plan.optimizer.placement = OptimizerPlacement::kGpu;  // which moves no state
+  EXPECT_EQ(message(tiny_machine(), Stack{}), "");
+  EXPECT_EQ(message(tiny_machine(), framework), "");
 }
 
 }  // namespace

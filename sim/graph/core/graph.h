@@ -214,10 +214,10 @@ std::string_view to_string(CollectiveKind kind);
 //   kCurrent     the first so, in every layout that a product may want
 //   kFirst       the first in one pass, by a scale that is known before, in every layout
 //   kBoth        both so
-//   kForNext     both just in time, the first in every layout: the next product reads its codes,
-//   too kSecond      the second just in time; the first has those of the product before kTransposed
-//   the second, which has 8 bits already, in one pass into its other layout kNone        they have
-//   them already
+//   kForNext     both just in time, the first in every layout: the next product reads its codes
+//   kSecond      the second just in time; the first has the codes of the product before
+//   kTransposed  the second, which has 8 bits already, in one pass into its other layout
+//   kNone        they have them already
 enum class Rounding : uint8_t {
   kJustInTime,
   kCurrent,

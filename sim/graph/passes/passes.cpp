@@ -110,7 +110,7 @@ constexpr Pass kPasses[] = {
      "kernels that read and write CPU memory themselves, instead of copies of weights and "
      "gradients",
      [](const PassContext& context) {
-       return context.plan.optimizer.transfers == StateTransfers::kDirect;
+       return moves_state_by_kernels(context.plan.optimizer);
      },
      [](Graph graph, const PassContext&) { return direct_access_pass(std::move(graph)); }},
     {"host copies", "passes/host_copies.cpp",
