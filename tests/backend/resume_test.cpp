@@ -19,6 +19,9 @@
 #include "backend/formats/weight_files.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
+#include "backend/train/training_device.h"
+#include "sim/graph/build.h"
+#include "sim/graph/report/memory.h"
 #include "tests/backend/plain_loop.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
@@ -548,6 +551,49 @@ TEST(resume, state_that_rests_elsewhere_or_in_fewer_bits_goes_on_with_the_same_b
         << to_string(plan.optimizer.sync) << " " << to_string(plan.optimizer.moments) << " "
         << plan.optimizer.stream_share;
   }
+}
+
+// What is brought back for norms that are summed again lies where nothing lies that the checkpoint
+// gave: whatever memory tensors share.
+TEST(resume, what_is_summed_again_is_brought_to_where_nothing_else_is) {
+  int64_t brought = 0;
+  for (const StateTransfers transfers : {StateTransfers::kCopies, StateTransfers::kDirect}) {
+    for (const CastPlacement cast : {CastPlacement::kGpu, CastPlacement::kCpu}) {
+      for (const MemoryReuse reuse : {MemoryReuse::kApart, MemoryReuse::kAtOnce}) {
+        for (const int64_t on_gpu : {0, 1, 3, 5}) {
+          Plan plan = tiny::plan_of_both_homes(SyncMode::kDelay);
+          plan.optimizer.bucket_bytes = {kSegment * 4};
+          plan.optimizer.gpu_buckets = on_gpu;
+          plan.optimizer.cast = cast;
+          plan.optimizer.transfers = transfers;
+          plan.memory_reuse = reuse;
+          const Graph graph = build(tiny::gpt2_model(), plan);
+          const std::vector<Life> lives = lives_of(graph);
+          const auto begin = [&](TensorId id) {
+            return graph.arenas.offset[static_cast<size_t>(id)];
+          };
+          const auto end = [&](TensorId id) {
+            return begin(id) + graph.tensor(id).all_bytes().count;
+          };
+          run_norms(graph, [&](const Op& op) {
+            for (const Access& access : op.accesses) {
+              const Tensor& tensor = graph.tensor(access.tensor);
+              if (access.role != Role::kDestination || tensor.place != Place::kHbm) continue;
+              ++brought;
+              for (size_t t = 0; t < lives.size(); ++t) {
+                const auto other = static_cast<TensorId>(t);
+                const bool apart = graph.tensors[t].place != tensor.place || !lives[t].carried ||
+                                   other == access.tensor || end(other) <= begin(access.tensor) ||
+                                   end(access.tensor) <= begin(other);
+                EXPECT_TRUE(apart) << describe(tensor) << " and " << describe(graph.tensors[t]);
+              }
+            }
+          });
+        }
+      }
+    }
+  }
+  EXPECT_GT(brought, 100);
 }
 
 // Norms of gradients that a kernel packed into CPU memory are summed again after a resume. Buckets
