@@ -5,17 +5,30 @@
 #include "sim/engine/cost.h"
 
 namespace ballast {
+namespace {
+
+struct LinkRate {
+  double bytes_per_s = 0;
+  bool measured = false;
+};
+
+// Of one direction, or of the way to another chip's memory where that is slower.
+LinkRate rate_of(const Curve& curve, double bytes, const Link& link, NumaBinding numa) {
+  const double rate = curve.rate_at(bytes);
+  if (numa == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
+    return {link.remote->value.bytes_per_s, link.remote->measured};
+  }
+  return {rate, curve.measured};
+}
+
+}  // namespace
 
 CostModel::Alone CostModel::copy(const CopyWork& work) const {
   const Link& link = machine_.link;
   const Curve& curve =
       work.direction == CopyDirection::kHostToDevice ? link.host_to_device : link.device_to_host;
-  double rate = curve.rate_at(static_cast<double>(div_ceil(work.bytes.count, work.calls)));
-  bool measured = curve.measured;
-  if (numa_ == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
-    rate = link.remote->value.bytes_per_s;
-    measured = link.remote->measured;
-  }
+  const auto each = static_cast<double>(div_ceil(work.bytes.count, work.calls));
+  auto [rate, measured] = rate_of(curve, each, link, numa_);
   if (work.host == HostMemory::kPageable) rate *= link.pageable_share.value;
   return {work.bytes / Bandwidth{rate} + link.latency.value * static_cast<double>(work.calls),
           measured ? Provenance::kInterpolated : Provenance::kRoofline};
@@ -46,11 +59,9 @@ CostModel::Alone CostModel::direct(const BucketWork& work) const {
   bool measured = true;
   const auto across = [&](const Curve& curve, Bytes bytes) -> Duration {
     if (bytes.count == 0) return {};
-    double rate = curve.rate_at(static_cast<double>(bytes.count));
-    const bool remote = numa_ == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate;
-    measured = measured && (remote ? link.remote->measured : curve.measured);
-    if (remote) rate = link.remote->value.bytes_per_s;
-    return bytes / Bandwidth{rate};
+    const LinkRate rate = rate_of(curve, static_cast<double>(bytes.count), link, numa_);
+    measured = measured && rate.measured;
+    return bytes / Bandwidth{rate.bytes_per_s};
   };
   const Duration in = across(link.kernel_reads, work.from_host);
   const Duration out = across(link.kernel_writes, work.to_host);
