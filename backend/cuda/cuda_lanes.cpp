@@ -134,7 +134,6 @@ CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_ste
       repair_tickets_(graph.repair.ops.size()),
       in_flight_(static_cast<size_t>(graph.lanes)),
       finished_early_(static_cast<size_t>(graph.lanes)),
-      last_end_ns_(static_cast<size_t>(graph.lanes)),
       unasked_(static_cast<size_t>(graph.lanes)),
       clock_(runtime, streams_[static_cast<size_t>(lane_of(0, LaneKind::kCompute))]) {
   for (const CudaStream stream : streams_) {
@@ -192,7 +191,7 @@ bool CudaLanes::queues(LaneId lane) {
 
 CudaLanes::Ticket& CudaLanes::ticket(const Program& program, OpId id, int32_t step) {
   Tickets& tickets = is_repair(program) ? repair_tickets_ : step_tickets_;
-  return tickets[static_cast<size_t>(id)][static_cast<size_t>(step % kSteps)];
+  return tickets[static_cast<size_t>(id)][static_cast<size_t>(step % kEventSteps)];
 }
 
 // What a repair takes is in nobody's timeline.
@@ -208,21 +207,25 @@ bool CudaLanes::is_followed(const Program& program, OpId id) const {
   return edges(program).is_followed(id) || (work != nullptr && work->exact_undo);
 }
 
+void CudaLanes::settle(const Ticket& ticket, LaneId lane) {
+  while (ticket.in_flight) {
+    wait_for(in_flight_[static_cast<size_t>(lane)].front().end);
+    take_first(lane, finished_early_[static_cast<size_t>(lane)]);
+  }
+}
+
+void CudaLanes::make_events(Ticket& ticket, LaneId lane, bool begins, bool ends) {
+  if (begins && ticket.begin.native == nullptr) ticket.begin = runtime_.create_event(stream(lane));
+  if (ends && ticket.end.native == nullptr) ticket.end = runtime_.create_event(stream(lane));
+}
+
 CudaStream CudaLanes::begin(const Program& program, OpId id, int32_t step) {
   runtime_.bind_thread();
   const LaneId lane = program.ops[static_cast<size_t>(id)].lane;
   Ticket& mine = ticket(program, id, step);
-  // A rollback runs the step's beginning again, before its first times were asked for.
-  while (mine.in_flight) {
-    const InFlight& first = in_flight_[static_cast<size_t>(lane)].front();
-    if (first.ticket != nullptr) wait_for(first.ticket->end);
-    take_first(lane, finished_early_[static_cast<size_t>(lane)]);
-  }
+  settle(mine, lane);
   const bool timed = is_timed(program, id, step);
-  if (timed && mine.begin.native == nullptr) mine.begin = runtime_.create_event(stream(lane));
-  if ((timed || is_followed(program, id)) && mine.end.native == nullptr) {
-    mine.end = runtime_.create_event(stream(lane));
-  }
+  make_events(mine, lane, timed, timed || is_followed(program, id));
   mine.step = step;
   const std::vector<std::string>& names = is_repair(program) ? repair_names_ : step_names_;
   runtime_.push_range(names[static_cast<size_t>(id)].c_str());
@@ -238,8 +241,74 @@ void CudaLanes::end(const Program& program, OpId id, int32_t step) {
   runtime_.pop_range();
   if (!timed) return;
   mine.in_flight = true;
-  in_flight_[static_cast<size_t>(lane)].push_back({id, step, &mine});
+  in_flight_[static_cast<size_t>(lane)].push_back({id, step, &mine, mine.begin, mine.end});
   if (kind_of(lane) == LaneKind::kCompute) clock_.keep_near();
+}
+
+CudaStream CudaLanes::begin_run(std::span<const OpId> ops, int32_t step) {
+  runtime_.bind_thread();
+  const Program& program = graph_.step;
+  const LaneId lane = program.ops[static_cast<size_t>(ops.front())].lane;
+  for (const OpId id : ops) {
+    Ticket& each = ticket(program, id, step);
+    settle(each, lane);
+    make_events(each, lane, id == ops.front(), is_followed(program, id) || id == ops.back());
+    each.step = step;
+  }
+  runtime_.push_range(step_names_[static_cast<size_t>(ops.front())].c_str());
+  if (is_timed(program, ops.front(), step)) {
+    runtime_.record(ticket(program, ops.front(), step).begin, stream(lane));
+  }
+  return stream(lane);
+}
+
+void CudaLanes::end_run(std::span<const OpId> ops, int32_t step) {
+  const Program& program = graph_.step;
+  const LaneId lane = program.ops[static_cast<size_t>(ops.front())].lane;
+  runtime_.pop_range();
+  const bool all = is_timed(program, ops.front(), step);
+  CudaEvent before = ticket(program, ops.front(), step).begin;
+  for (size_t first = 0; first < ops.size();) {
+    size_t last = first;
+    while (!is_followed(program, ops[last]) && last + 1 < ops.size()) ++last;
+    const CudaEvent end = ticket(program, ops[last], step).end;
+    for (size_t i = first; i <= last; ++i) {
+      if (!is_timed(program, ops[i], step)) continue;
+      Ticket& mine = ticket(program, ops[i], step);
+      mine.in_flight = true;
+      const bool has_time = all && i == first;
+      in_flight_[static_cast<size_t>(lane)].push_back(
+          {ops[i], step, &mine, has_time ? before : end, end});
+    }
+    before = end;
+    first = last + 1;
+  }
+  if (all) clock_.keep_near();
+}
+
+void CudaLanes::begin_noting(std::span<const OpId> ops, OpId id, int32_t step) {
+  const Program& program = graph_.step;
+  const auto index = static_cast<size_t>(id);
+  runtime_.push_range(step_names_[index].c_str());
+  if (id == ops.front()) return;  // waits before the graph is launched
+  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+    const Edge edge = program.edges[static_cast<size_t>(e)];
+    const LaneId other = program.ops[static_cast<size_t>(edge.op)].lane;
+    if (!queues(other) || !edges(program).must_wait(id, edge.op)) continue;
+    CHECK(other != program.ops[index].lane);  // the order of the stream
+    const CudaEvent end = ticket(program, edge.op, step - edge.steps_ahead).end;
+    CHECK(end.native != nullptr);
+    runtime_.wait(stream(program.ops[index].lane), end);
+  }
+}
+
+void CudaLanes::end_noting(std::span<const OpId> ops, OpId id, int32_t step) {
+  const Program& program = graph_.step;
+  if (is_followed(program, id) || id == ops.back()) {
+    runtime_.record(ticket(program, id, step).end,
+                    stream(program.ops[static_cast<size_t>(id)].lane));
+  }
+  runtime_.pop_range();
 }
 
 void CudaLanes::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {
@@ -255,25 +324,13 @@ void CudaLanes::follow(const Program& program, OpId id, OpId before, int32_t ste
   }
 }
 
-void CudaLanes::pass(const Program& program, OpId id, int32_t step) {
-  CHECK(!is_repair(program));
-  if (!is_timed(program, id, step)) return;
-  const LaneId lane = program.ops[static_cast<size_t>(id)].lane;
-  in_flight_[static_cast<size_t>(lane)].push_back({id, step, nullptr});
-}
-
 void CudaLanes::take_first(LaneId lane, std::vector<FinishedOperation>& finished) {
   std::deque<InFlight>& queue = in_flight_[static_cast<size_t>(lane)];
-  int64_t& last_end = last_end_ns_[static_cast<size_t>(lane)];
   const InFlight first = queue.front();
   queue.pop_front();
-  if (first.ticket == nullptr) {
-    finished.push_back({first.op, first.step, last_end, last_end});
-    return;
-  }
   first.ticket->in_flight = false;
-  last_end = clock_.time_of(first.ticket->end);
-  finished.push_back({first.op, first.step, clock_.time_of(first.ticket->begin), last_end});
+  const int64_t end = clock_.time_of(first.end);
+  finished.push_back({first.op, first.step, clock_.time_of(first.begin), end});
 }
 
 std::vector<FinishedOperation> CudaLanes::take_finished(LaneId lane) {
@@ -285,8 +342,7 @@ std::vector<FinishedOperation> CudaLanes::take_finished(LaneId lane) {
   if (queue.empty() || ++unasked < kCallsBetweenAsking) return finished;
   unasked = 0;
   while (!queue.empty()) {
-    const Ticket* first = queue.front().ticket;
-    if (first != nullptr && !runtime_.done(first->end)) break;
+    if (!runtime_.done(queue.front().end)) break;
     take_first(lane, finished);
   }
   return finished;

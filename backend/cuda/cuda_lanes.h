@@ -4,10 +4,11 @@
 // follow is before one. Another stream follows it by waiting for the second; the host's threads
 // wait for that one too; the time between both is the operation's. What neither is asked of has
 // none: an event takes the host and the GPU longer than a short kernel does. An edge that an
-// earlier wait implies (cuda_edges.h) asks for nothing. Streams of lanes: compute, copy-in,
-// copy-out, upload and communicators; the others are threads of the CPU. Will not do: launch
-// anything between the events (device_cuda), or decide what follows what (the graph's edges do, as
-// the executor asks).
+// earlier wait implies (cuda_edges.h) asks for nothing. Of a run that is launched as one
+// (cuda_segments.h) the graph itself waits and records, for each of its operations as needed.
+// Streams of lanes: compute, copy-in, copy-out, upload and communicators; the others are threads of
+// the CPU. Will not do: launch anything between the events (device_cuda), or decide what follows
+// what (the graph's edges do, as the executor asks).
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,15 +76,27 @@ class CudaLanes {
   CudaLanes(const CudaLanes&) = delete;
   CudaLanes& operator=(const CudaLanes&) = delete;
 
+  // Every so many steps the same events are recorded: the edges of a graph reach two steps back at
+  // most, and the host may be a step ahead.
+  static constexpr int32_t kEventSteps = 4;
+
   static bool queues(LaneId lane);
   CudaStream stream(LaneId lane) const { return streams_[static_cast<size_t>(lane)]; }
 
   // Between both the operation is enqueued on the stream that begin() returns.
   CudaStream begin(const Program& program, OpId id, int32_t step);
   void end(const Program& program, OpId id, int32_t step);
-  // Instead of both, for an operation that ran as part of the one before it on the stream: it takes
-  // no time of its own, and nothing follows it.
-  void pass(const Program& program, OpId id, int32_t step);
+
+  // Instead of both, for a run of the step's operations that is launched as one graph in between.
+  // Its operations are timed from one event to the next: the first of a stretch has its time, the
+  // others none.
+  CudaStream begin_run(std::span<const OpId> ops, int32_t step);
+  void end_run(std::span<const OpId> ops, int32_t step);
+  // Around each operation of a run while its stream captures: what it waits for besides the run's
+  // first operation, and what follows it, are nodes of the graph. They are events of this step,
+  // whose turn comes again after kEventSteps.
+  void begin_noting(std::span<const OpId> ops, OpId id, int32_t step);
+  void end_noting(std::span<const OpId> ops, OpId id, int32_t step);
 
   // As Device says. The GPU is asked now and then what has finished, and always when it is drained.
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
@@ -98,14 +112,13 @@ class CudaLanes {
     int32_t step = -1;
     bool in_flight = false;  // its times have not been taken
   };
-  // Steps whose tickets are kept: the edges of a graph reach two steps back at most.
-  static constexpr int32_t kSteps = 4;
-  using Tickets = std::vector<std::array<Ticket, kSteps>>;
+  using Tickets = std::vector<std::array<Ticket, kEventSteps>>;
 
   struct InFlight {
     OpId op = -1;
     int32_t step = 0;
-    Ticket* ticket = nullptr;  // null: it passed
+    Ticket* ticket = nullptr;
+    CudaEvent begin, end;  // of a run also those of others
   };
 
   bool is_repair(const Program& program) const { return &program == &graph_.repair; }
@@ -115,6 +128,10 @@ class CudaLanes {
   }
   bool is_followed(const Program& program, OpId id) const;
   Ticket& ticket(const Program& program, OpId id, int32_t step);
+  // Before its events are recorded again. A rollback runs the step's beginning again, before its
+  // first times were asked for.
+  void settle(const Ticket& ticket, LaneId lane);
+  void make_events(Ticket& ticket, LaneId lane, bool begins, bool ends);
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
   void wait_for(CudaEvent event);
 
@@ -130,8 +147,7 @@ class CudaLanes {
   std::vector<std::string> step_names_, repair_names_;          // of operations, for profilers
   std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread
   std::vector<std::vector<FinishedOperation>> finished_early_;  // by lane, likewise
-  std::vector<int64_t> last_end_ns_;  // by lane, of what was taken last; likewise
-  std::vector<int32_t> unasked_;      // by lane: calls since the GPU was asked; likewise
+  std::vector<int32_t> unasked_;  // by lane: calls since the GPU was asked; likewise
   CudaClock clock_;
 };
 

@@ -15,6 +15,10 @@ namespace {
 // The operation that this thread is handing over, or null.
 thread_local const char* open_range = nullptr;
 
+// Whether a stream notes what this thread enqueues. Events are then nodes of the graph that others
+// may wait for or record: without the flag they would order the noted work alone.
+thread_local bool captures = false;
+
 CudaFault fault_of(cudaError_t code) {
   switch (code) {
     case cudaErrorMemoryAllocation:
@@ -140,10 +144,13 @@ class RealRuntime : public CudaRuntime {
   }
 
   void record(CudaEvent event, CudaStream stream) override {
-    check(cudaEventRecord(native(event), native(stream)), {"record of an event", {-1}, on(stream)});
+    check(cudaEventRecordWithFlags(native(event), native(stream),
+                                   captures ? cudaEventRecordExternal : cudaEventRecordDefault),
+          {"record of an event", {-1}, on(stream)});
   }
   void wait(CudaStream stream, CudaEvent event) override {
-    check(cudaStreamWaitEvent(native(stream), native(event), 0),
+    check(cudaStreamWaitEvent(native(stream), native(event),
+                              captures ? cudaEventWaitExternal : cudaEventWaitDefault),
           {"wait for an event", {-1}, on(stream)});
   }
   bool done(CudaEvent event) override {
@@ -182,8 +189,10 @@ class RealRuntime : public CudaRuntime {
     // Of this thread only: others go on calling.
     check(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal),
           {"begin of a capture", {-1}, on(stream)});
+    captures = true;
   }
   CudaGraph end_capture(CudaStream stream) override {
+    captures = false;
     cudaGraph_t graph = nullptr;
     check(cudaStreamEndCapture(native(stream), &graph), {"end of a capture", {-1}, on(stream)});
     cudaGraphExec_t ready = nullptr;

@@ -102,7 +102,9 @@ class CudaRuntime {
   virtual void clear(void* memory, Bytes bytes, CudaStream stream) = 0;
 
   // What is enqueued on the stream in between, by this thread, is noted instead of run; launching
-  // the graph runs it.
+  // the graph runs it. So are records of events and waits for them: whoever waits for such an event
+  // once the graph is launched waits for that place in it, and the graph waits for what was
+  // recorded before its launch.
   virtual void begin_capture(CudaStream stream) = 0;
   virtual CudaGraph end_capture(CudaStream stream) = 0;
   virtual void launch(CudaGraph graph, CudaStream stream) = 0;

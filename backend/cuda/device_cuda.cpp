@@ -164,44 +164,14 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
   runtime_->clear(hbm_.data(), hbm_.bytes(), lanes_.stream(lane_of(0, LaneKind::kCompute)));
   drain();
   std::fill_n(left_.data(), left_.bytes().count, std::byte{});
-  recorded_of_.assign(graph_.step.ops.size(), -1);
   if (!options.captures) return;
   const auto exchanges = [this](const Op& op) { return ranks_ && ranks_->exchanges(op); };
-  for (CudaSegment& segment : cuda_segments(graph_, exchanges)) {
-    for (const OpId id : segment.ops) {
-      recorded_of_[static_cast<size_t>(id)] = static_cast<int32_t>(recorded_.size());
-    }
-    recorded_.push_back({std::move(segment), 0, {}});
-  }
+  segments_.emplace(graph_, *runtime_, lanes_,
+                    cuda_segments(graph_, CudaLanes::kEventSteps, exchanges),
+                    [this](OpId id, int32_t step, CudaStream stream) {
+                      enqueue(graph_.op(id), step, ProgramKind::kStep, stream);
+                    });
 }
-
-// Enqueued on the stream while it lives is noted instead of run. Where noting fails the capture is
-// ended too: a stream that captures refuses everything else, and its failure would hide the first.
-class CudaDevice::Capture {
- public:
-  Capture(CudaRuntime& runtime, CudaStream stream) : runtime_(runtime), stream_(stream) {
-    runtime_.begin_capture(stream_);
-  }
-  ~Capture() {
-    if (ended_) return;
-    try {
-      runtime_.destroy(runtime_.end_capture(stream_));
-    } catch (const Error&) {
-      // What could not be noted is no graph, either; who captured is told why.
-    }
-  }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
-  CudaGraph end() {
-    ended_ = true;
-    return runtime_.end_capture(stream_);
-  }
-
- private:
-  CudaRuntime& runtime_;
-  CudaStream stream_;
-  bool ended_ = false;
-};
 
 std::optional<CudaRanks> CudaDevice::ranks_of(const std::optional<NcclFunctions>& nccl) {
   if (!shares_) return std::nullopt;
@@ -233,9 +203,7 @@ CudaDevice::~CudaDevice() {
     runtime_->bind_thread();
     lanes_.drain();
     if (ranks_) ranks_->close();
-    for (const Recorded& recorded : recorded_) {
-      if (recorded.graph.native != nullptr) runtime_->destroy(recorded.graph);
-    }
+    if (segments_) segments_->close();
   } catch (const Error&) {
     // The device has failed, which whoever used it was told.
     if (ranks_) end_without_ranks();
@@ -269,39 +237,20 @@ void CudaDevice::execute(const Program& program, OpId id, int32_t step) {
   CHECK(capabilities_.carry_out(op, graph_));
   const ProgramKind kind = &program == &graph_.repair ? ProgramKind::kRepair : ProgramKind::kStep;
   if (!queues(op.lane)) return work_on_cpu(op, step, kind);
-  if (launch_recorded(program, id, step)) return;
+  if (may_be_recorded(program) && segments_->launch(id, step)) return;
   const CollectiveOrder::Turn turn = turn_of(program, id);
   const CudaStream stream = lanes_.begin(program, id, step);
   enqueue(op, step, kind, stream);
   lanes_.end(program, id, step);
 }
 
-// The first operation of a run stands for all; the last is there to be followed.
-bool CudaDevice::launch_recorded(const Program& program, OpId id, int32_t step) {
-  const bool repairs = &program == &graph_.repair;
-  const int32_t index = repairs ? -1 : recorded_of_[static_cast<size_t>(id)];
-  if (index < 0 || split_ != Split::kTraining) return false;
-  Recorded& recorded = recorded_[static_cast<size_t>(index)];
-  const std::vector<OpId>& ops = recorded.segment.ops;
-  if (id == ops.front()) ++recorded.runs;
-  if (recorded.runs < 2) return false;
-  if (id != ops.front() && id != ops.back()) {
-    lanes_.pass(program, id, step);
-    return true;
-  }
-  const CudaStream stream = lanes_.begin(program, id, step);
-  if (id == ops.front()) {
-    if (recorded.graph.native == nullptr) {
-      Capture capture(*runtime_, stream);
-      for (const OpId each : ops) {
-        enqueue(program.ops[static_cast<size_t>(each)], step, ProgramKind::kStep, stream);
-      }
-      recorded.graph = capture.end();
-    }
-    runtime_->launch(recorded.graph, stream);
-  }
-  lanes_.end(program, id, step);
-  return true;
+// What is evaluated, or repairs, runs plain.
+bool CudaDevice::may_be_recorded(const Program& program) const {
+  return segments_.has_value() && &program == &graph_.step && split_ == Split::kTraining;
+}
+
+std::span<const OpId> CudaDevice::handed_over_with(OpId id) const {
+  return segments_ ? segments_->behind(id) : std::span<const OpId>{};
 }
 
 std::vector<std::string> CudaDevice::notes() const {
@@ -312,6 +261,7 @@ std::vector<std::string> CudaDevice::notes() const {
 }
 
 void CudaDevice::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {
+  if (may_be_recorded(program) && segments_->waits_by_itself(id)) return;
   lanes_.follow(program, id, before, step_of_before);
 }
 

@@ -58,6 +58,7 @@ class CudaDevice : public TrainingDevice {
 
   bool queues(LaneId lane) const override { return CudaLanes::queues(lane); }
   void execute(const Program& program, OpId id, int32_t step) override;
+  std::span<const OpId> handed_over_with(OpId id) const override;
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before) override;
   bool commit(int32_t step) override;
   std::vector<FinishedOperation> take_finished(LaneId lane) override;
@@ -79,22 +80,11 @@ class CudaDevice : public TrainingDevice {
  private:
   using ProgramKind = BucketUpdates::ProgramKind;
 
-  // A run of operations that is recorded the second time it comes, and launched as one from then
-  // on (its first run loads what its kernels need).
-  struct Recorded {
-    CudaSegment segment;
-    int32_t runs = 0;
-    CudaGraph graph;
-  };
-
-  class Capture;
-
   void enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStream stream);
   void compute(const Op& op, int32_t step, CudaStream stream);
   // Of operations of the step that lanes hand over; of others an empty one.
   CollectiveOrder::Turn turn_of(const Program& program, OpId id);
-  // Whether the operation was or is part of a recorded run, which its first launches.
-  bool launch_recorded(const Program& program, OpId id, int32_t step);
+  bool may_be_recorded(const Program& program) const;
   void enqueue_adam(const Op& op, int32_t step, ProgramKind kind, CudaStream stream);
   // A part of the exact Adam of a bucket that the GPU steps; of kFinish, only the runs of which
   // kStep left something.
@@ -158,8 +148,7 @@ class CudaDevice : public TrainingDevice {
   bool runs_alone_ = false;    // what runs now, outside of a run
   CudaLanes lanes_;
   StagingRing batches_;
-  std::vector<Recorded> recorded_;
-  std::vector<int32_t> recorded_of_;  // by operation of the step: index, or -1
+  std::optional<CudaSegments> segments_;  // where runs of operations are recorded
   Split split_ = Split::kTraining;
 };
 

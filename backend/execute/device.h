@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ class Device {
   // called for a commit, which was judged before: others may follow its place in the queue. Throws
   // Error where the environment fails.
   virtual void execute(const Program& program, OpId id, int32_t step) = 0;
+
+  // The operations of its lane behind operation `id` of the step that are handed over together with
+  // it: what they depend on must be, before it is executed. Each is still executed in its turn.
+  virtual std::span<const OpId> handed_over_with(OpId) const { return {}; }
 
   // Operation `id`, which is executed next on its lane, may begin only after `before`, which was
   // handed over to another, queued lane in step `step_of_before` (of the same program). Where the

@@ -18,6 +18,17 @@ using namespace std::chrono_literals;
 constexpr int32_t kReleased = std::numeric_limits<int32_t>::max();
 constexpr auto kTickPeriod = 50ms;
 
+// What the operation waits for of [begin, end) in the same step.
+std::vector<OpId> edges_within(const Program& program, OpId id, OpId begin, OpId end) {
+  std::vector<OpId> found;
+  const auto index = static_cast<size_t>(id);
+  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+    const Edge edge = program.edges[static_cast<size_t>(e)];
+    if (edge.steps_ahead == 0 && edge.op >= begin && edge.op < end) found.push_back(edge.op);
+  }
+  return found;
+}
+
 }  // namespace
 
 Executor::Executor(const Graph& graph, Device& device, const HostClock& clock)
@@ -98,6 +109,13 @@ bool Executor::wait_for_edges(OpId id, int32_t step) {
     }
   }
   return !aborted_;
+}
+
+bool Executor::wait_for_all_edges(OpId id, int32_t step) {
+  for (const OpId behind : device_.handed_over_with(id)) {
+    if (!wait_for_edges(behind, step)) return false;
+  }
+  return wait_for_edges(id, step);
 }
 
 // After all of wait_for_edges, so that a lane that a fence holds touches nothing while a rollback
@@ -195,23 +213,23 @@ void Executor::run_once(const Program& program, OpId begin, OpId end, int32_t st
     abandon(std::current_exception());
   };
   const auto lane_work = [&](LaneId lane) {
-    std::vector<OpId> followed;
     for (OpId id = begin; id < end; ++id) {
       const auto index = static_cast<size_t>(id);
       if (program.ops[index].lane != lane) continue;
-      for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
-        const Edge edge = program.edges[static_cast<size_t>(e)];
-        const bool inside = edge.steps_ahead == 0 && edge.op >= begin && edge.op < end;
-        if (!inside) continue;
-        done[static_cast<size_t>(edge.op)].wait(false);
-        followed.push_back(edge.op);
+      const auto wait_for = [&](const std::vector<OpId>& edges) {
+        for (const OpId before : edges) done[static_cast<size_t>(before)].wait(false);
+      };
+      const bool of_step = &program == &graph_.step;
+      for (const OpId each : of_step ? device_.handed_over_with(id) : std::span<const OpId>{}) {
+        wait_for(edges_within(program, each, begin, end));
       }
+      const std::vector<OpId> followed = edges_within(program, id, begin, end);
+      wait_for(followed);
       try {
         for (const OpId before : followed) {
           const LaneId other = program.ops[static_cast<size_t>(before)].lane;
           if (!failed && device_.queues(other)) device_.follow(program, id, before, step);
         }
-        followed.clear();
         if (!failed) device_.execute(program, id, step);
       } catch (...) {
         fail();
@@ -248,7 +266,7 @@ void Executor::run_lane(LaneId lane) {
   const std::vector<OpId>& ops = lane_ops_[static_cast<size_t>(lane)];
   for (int32_t step = options_.first_step; begin_step(step); ++step) {
     for (const OpId id : ops) {
-      if (!wait_for_edges(id, step)) return;
+      if (!wait_for_all_edges(id, step)) return;
       follow_edges(graph_.step, id, step);
       execute(id, step, lane);
       finish(id, step);

@@ -68,6 +68,8 @@ class Executor {
   void run_lane(LaneId lane);
   // False where the run was aborted meanwhile.
   bool wait_for_edges(OpId id, int32_t step);
+  // Those of what is handed over with it, too.
+  bool wait_for_all_edges(OpId id, int32_t step);
   void follow_edges(const Program& program, OpId id, int32_t step);
   void execute(OpId id, int32_t step, LaneId lane);
   void record(LaneId lane, const Span& span);

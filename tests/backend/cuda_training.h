@@ -50,6 +50,9 @@ class MarkedDevice : public TrainingDevice {
     const Mark mark(*this, fmt::format("{} {} {}", kind, id, step));
     device_->execute(program, id, step);
   }
+  std::span<const OpId> handed_over_with(OpId id) const override {
+    return device_->handed_over_with(id);
+  }
   void follow(const Program& program, OpId id, OpId before, int32_t step) override {
     const char* kind = &program == &graph_.repair ? "repair-follow" : "follow";
     const Mark mark(*this, fmt::format("{} {} {} {}", kind, id, before, step));

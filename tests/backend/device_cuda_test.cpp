@@ -228,10 +228,11 @@ TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches
     Trainer trainer(tiny::gpt2_model(), plan, cuda);
     const TrainResult result = trainer.train(kCudaSteps, nullptr);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, trainer.parameters())) << name;
-    // Every step but the first, which ran plain; a rollback launches its forward once more.
-    const auto segments = static_cast<int64_t>(cuda_segments(trainer.graph()).size());
-    EXPECT_GE(segments, 10) << name;
-    EXPECT_GE(log->count(CudaCall::kLaunchGraph), segments * (kCudaSteps - 1)) << name;
+    // Every step but the first two, which ran plain; a rollback launches its forward once more.
+    const auto segments =
+        static_cast<int64_t>(cuda_segments(trainer.graph(), CudaLanes::kEventSteps).size());
+    EXPECT_GE(segments, 4) << name;
+    EXPECT_GE(log->count(CudaCall::kLaunchGraph), segments * (kCudaSteps - 2)) << name;
     const auto spans = static_cast<size_t>(result.timeline.steps) * trainer.graph().step.ops.size();
     EXPECT_EQ(result.timeline.spans.size(), spans) << name;
     trainer.validation_loss(1);
@@ -254,8 +255,10 @@ Modules modules_of(const Plan& plan, const TrainerOptions& options) {
   static_cast<void>(trainer.train(kCudaSteps, nullptr));
   for (const NotedCall& call : log->calls) modules.enqueued += call.what == "module" ? 1 : 0;
   modules.of_a_step = static_cast<int64_t>(modules.ran.size()) / kCudaSteps;
-  for (const CudaSegment& segment : cuda_segments(trainer.graph())) {
-    modules.in_segments += static_cast<int64_t>(segment.ops.size());
+  for (const CudaSegment& segment : cuda_segments(trainer.graph(), CudaLanes::kEventSteps)) {
+    modules.in_segments += std::count_if(segment.ops.begin(), segment.ops.end(), [&](OpId id) {
+      return trainer.graph().op(id).kind != OpKind::kSumOfSquares;
+    });
   }
   return modules;
 }
@@ -272,36 +275,92 @@ TEST(CudaDevice,
     const Modules expected = modules_of(plan, plain);
     const Modules actual = modules_of(plan, recorded);
     EXPECT_EQ(actual.ran, expected.ran);
-    // Steps 0 (plain) and 1 (recorded) enqueue every module, later ones only those outside runs.
+    // Steps 0 and 1 (plain) and 2 to 5 (recorded, for each of the events that take turns) enqueue
+    // every module, later ones only those outside runs.
+    constexpr int kEnqueued = 2 + CudaLanes::kEventSteps;
     EXPECT_EQ(expected.enqueued, kCudaSteps * expected.of_a_step);
     EXPECT_EQ(actual.enqueued,
-              2 * actual.of_a_step + (kCudaSteps - 2) * (actual.of_a_step - actual.in_segments));
-    EXPECT_GE(actual.in_segments, 20);  // ten runs of two or more, as above
+              kEnqueued * actual.of_a_step +
+                  (kCudaSteps - kEnqueued) * (actual.of_a_step - actual.in_segments));
+    EXPECT_GE(actual.in_segments, 20);
   }
 }
 
-TEST(CudaSegments, only_the_first_waits_only_the_last_is_waited_for_and_all_are_modules) {
+// By step and operation.
+using Times = std::set<std::pair<int32_t, OpId>>;
+
+// What an operation follows, directly and through others, and itself.
+Times followed_by(const Graph& graph, OpId id, int32_t step) {
+  Times seen;
+  std::vector<std::pair<int32_t, OpId>> open{{step, id}};
+  while (!open.empty()) {
+    const auto [at, op] = open.back();
+    open.pop_back();
+    if (at < 0 || !seen.emplace(at, op).second) continue;
+    for (auto e = graph.step.edge_begin[static_cast<size_t>(op)];
+         e < graph.step.edge_begin[static_cast<size_t>(op) + 1]; ++e) {
+      const Edge edge = graph.step.edges[static_cast<size_t>(e)];
+      open.emplace_back(at - edge.steps_ahead, edge.op);
+    }
+    // A lane takes its operations in order.
+    OpId before = op - 1;
+    while (before >= 0 && graph.op(before).lane != graph.op(op).lane) --before;
+    if (before >= 0) open.emplace_back(at, before);
+  }
+  return seen;
+}
+
+// By lane of the host, the last operation that is needed.
+std::map<LaneId, std::pair<int32_t, OpId>> needs_of_host(const Graph& graph, OpId id,
+                                                         int32_t step) {
+  std::map<LaneId, std::pair<int32_t, OpId>> last;
+  for (const auto& each : followed_by(graph, id, step)) {
+    const LaneId lane = graph.op(each.second).lane;
+    if (CudaLanes::queues(lane)) continue;
+    const auto [at, is_new] = last.try_emplace(lane, each);
+    if (!is_new) at->second = std::max(at->second, each);
+  }
+  return last;
+}
+
+// By another way than theirs: everything that is reached.
+TEST(CudaSegments, are_of_one_lane_and_need_nothing_that_comes_later_than_their_first) {
+  constexpr int32_t kStep = 4;
+  int waiting_inside = 0;
   for (const auto& [name, plan] : plans(DType::kBf16)) {
     const Graph graph = build(tiny::gpt2_model(), plan);
-    std::set<OpId> waited_for;
-    for (const Edge& edge : graph.step.edges) waited_for.insert(edge.op);
-    for (const CudaSegment& segment : cuda_segments(graph)) {
+    for (const CudaSegment& segment : cuda_segments(graph, CudaLanes::kEventSteps)) {
       ASSERT_GE(segment.ops.size(), 2U);
-      for (size_t i = 0; i < segment.ops.size(); ++i) {
-        const auto op = static_cast<size_t>(segment.ops[i]);
-        const bool waits = graph.step.edge_begin[op] != graph.step.edge_begin[op + 1];
-        EXPECT_TRUE(!waits || i == 0) << name;
-        EXPECT_TRUE(!waited_for.contains(segment.ops[i]) || i + 1 == segment.ops.size()) << name;
-        EXPECT_NE(graph.step.ops[op].kind, OpKind::kLoss);  // its factor changes
-        EXPECT_NE(graph.step.ops[op].kind, OpKind::kAdam);  // so do its constants
-        if (i == 0) continue;
-        // Nothing else of the lane lies between.
-        for (OpId between = segment.ops[i - 1] + 1; between < segment.ops[i]; ++between) {
-          EXPECT_NE(graph.step.ops[static_cast<size_t>(between)].lane, graph.step.ops[op].lane);
+      const OpId first = segment.ops.front();
+      const auto needed = needs_of_host(graph, first, kStep);
+      for (size_t i = 1; i < segment.ops.size(); ++i) {
+        const OpId id = segment.ops[i];
+        EXPECT_NE(graph.op(id).kind, OpKind::kLoss);  // its factor changes
+        EXPECT_NE(graph.op(id).kind, OpKind::kAdam);  // so do its constants
+        for (OpId between = segment.ops[i - 1] + 1; between < id; ++between) {
+          EXPECT_NE(graph.op(between).lane, graph.op(id).lane) << "something lies between";
+        }
+        for (const auto& [lane, last] : needs_of_host(graph, id, kStep)) {
+          const auto found = needed.find(lane);
+          EXPECT_TRUE(found != needed.end() && last <= found->second)
+              << name << ": " << describe(graph.op(id)) << " needs more of the host";
+        }
+        for (auto e = graph.step.edge_begin[static_cast<size_t>(id)];
+             e < graph.step.edge_begin[static_cast<size_t>(id) + 1]; ++e) {
+          const Edge edge = graph.step.edges[static_cast<size_t>(e)];
+          ++waiting_inside;
+          if (edge.steps_ahead > 0) continue;
+          // It was handed over, and so was all that it needs of the compute lane.
+          for (const auto& each : followed_by(graph, edge.op, kStep)) {
+            const bool of_the_run = each.first == kStep && each.second >= first;
+            EXPECT_FALSE(of_the_run && kind_of(graph.op(each.second).lane) == LaneKind::kCompute)
+                << name << ": " << describe(graph.op(id));
+          }
         }
       }
     }
   }
+  EXPECT_GT(waiting_inside, 20);
 }
 
 TEST(CudaDevice, memory_is_taken_once_and_events_are_made_in_the_first_steps_only) {
@@ -379,7 +438,7 @@ TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run
   }
 }
 
-// The second step records. Each of its kernels fails once, those inside captures among them.
+// The third step records. Each of its kernels fails once, those inside captures among them.
 TEST(CudaDevice, failure_while_kernels_are_recorded_ends_the_capture_and_is_what_is_told) {
   TrainerOptions options = tiny::options_for(kCudaSteps);
   options.captures = true;
@@ -390,12 +449,12 @@ TEST(CudaDevice, failure_while_kernels_are_recorded_ends_the_capture_and_is_what
   }
   const int64_t of_a_step = log->count(CudaCall::kKernel);
   ASSERT_GT(of_a_step, 20);
-  for (int64_t kernel = of_a_step; kernel < 2 * of_a_step; ++kernel) {
+  for (int64_t kernel = 2 * of_a_step; kernel < 3 * of_a_step; ++kernel) {
     ThreadCudaOptions cuda;
     cuda.failing_kernel = kernel;
     Trainer failing(tiny::gpt2_model(), tiny::wait_plan(), tests::on_thread_cuda(options, cuda));
     try {
-      failing.train(3, nullptr);
+      failing.train(4, nullptr);
       FAIL() << "the failure of kernel " << kernel << " was swallowed";
     } catch (const Error& error) {
       const std::string what = error.what();

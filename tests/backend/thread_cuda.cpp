@@ -130,12 +130,16 @@ void ThreadCuda::serve(Stream& stream) {
   }
 }
 
-void ThreadCuda::push(CudaStream stream, std::function<void()> work) {
+bool ThreadCuda::note(CudaStream stream, Noted noted) {
   const std::scoped_lock lock(mutex_);
-  if (of(stream).capture != nullptr) {
-    of(stream).capture->push_back(std::move(work));
-    return;
-  }
+  if (of(stream).capture == nullptr) return false;
+  of(stream).capture->push_back(std::move(noted));
+  return true;
+}
+
+void ThreadCuda::push(CudaStream stream, std::function<void()> work) {
+  if (note(stream, {CudaCall::kKernel, {}, work})) return;
+  const std::scoped_lock lock(mutex_);
   of(stream).queue.push_back(std::move(work));
   changed_.notify_all();
 }
@@ -174,6 +178,7 @@ void ThreadCuda::complete(Event& event, int64_t generation) {
 
 void ThreadCuda::record(CudaEvent event, CudaStream stream) {
   require_bound();
+  if (note(stream, {CudaCall::kRecord, event, nullptr})) return;
   log_->add({CudaCall::kRecord, stream.name, event.native, 0, "", range, {}});
   int64_t generation = 0;
   {
@@ -185,6 +190,7 @@ void ThreadCuda::record(CudaEvent event, CudaStream stream) {
 
 void ThreadCuda::wait(CudaStream stream, CudaEvent event) {
   require_bound();
+  if (note(stream, {CudaCall::kWait, event, nullptr})) return;
   log_->add({CudaCall::kWait, stream.name, event.native, 0, "", range, {}});
   int64_t generation = 0;
   {
@@ -259,7 +265,15 @@ CudaGraph ThreadCuda::end_capture(CudaStream stream) {
 void ThreadCuda::launch(CudaGraph graph, CudaStream stream) {
   require_bound();
   log_->add({CudaCall::kLaunchGraph, stream.name, nullptr, 0, "", range, {}});
-  for (const auto& work : *static_cast<Graph*>(graph.native)) push(stream, work);
+  for (const Noted& noted : *static_cast<Graph*>(graph.native)) {
+    if (noted.call == CudaCall::kRecord) {
+      record(noted.event, stream);
+    } else if (noted.call == CudaCall::kWait) {
+      wait(stream, noted.event);
+    } else {
+      push(stream, noted.work);
+    }
+  }
 }
 
 void ThreadCuda::destroy(CudaGraph graph) {

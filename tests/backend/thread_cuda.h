@@ -122,20 +122,28 @@ class ThreadCuda : public CudaRuntime, public KernelQueue {
     int64_t completed = 0;
     int64_t time_ns = 0;
   };
+  // What a stream does each time the graph is launched: an event is recorded, or waited for as it
+  // was recorded by then, or work is done.
+  struct Noted {
+    CudaCall call = CudaCall::kKernel;
+    CudaEvent event;
+    std::function<void()> work;
+  };
+  using Graph = std::vector<Noted>;
   struct Stream {
     std::deque<std::function<void()>> queue;
     bool busy = false;
     bool stop = false;
-    std::vector<std::function<void()>>* capture = nullptr;
+    Graph* capture = nullptr;
     std::minstd_rand random;
     std::thread thread;
   };
-  using Graph = std::vector<std::function<void()>>;
-
   static Stream& of(CudaStream stream) { return *static_cast<Stream*>(stream.native); }
   static Event& of(CudaEvent event) { return *static_cast<Event*>(event.native); }
   void serve(Stream& stream);
   void push(CudaStream stream, std::function<void()> work);
+  // Whether the stream captures, which then keeps it.
+  bool note(CudaStream stream, Noted noted);
   void complete(Event& event, int64_t generation);
   // The calling thread has chosen this device, as the real runtime needs it.
   void require_bound() const;

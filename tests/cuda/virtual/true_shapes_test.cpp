@@ -26,6 +26,7 @@ struct Outcome {
   double idle = 0;
   double predicted_idle = 0;
   tests::HostTime host;
+  Duration compute_calls;  // of a step
   std::vector<std::string> wrong;
 };
 
@@ -56,7 +57,9 @@ Plan zero_offload() {
   return plan;
 }
 
-Outcome run_of(const Plan& plan) {
+enum class Launches : uint8_t { kPlain, kRecorded };
+
+Outcome run_of(const Plan& plan, Launches launches = Launches::kPlain) {
   static const Machine kMachine = load_machine("gh200-96gb-480gb");
   const Model model = load_model("llama-3-8b");
   Outcome outcome;
@@ -68,6 +71,7 @@ Outcome run_of(const Plan& plan) {
   VirtualRun run(kMachine, Arithmetic::kNone, kSteps);
   DeviceOptions with;
   with.timed_steps_apart = 1000;  // as train does
+  with.captures = launches == Launches::kRecorded;
   const auto device = run.make_device({model, plan, graph, data}, with, {});
   RunOptions steps;
   steps.last_step = kSteps - 1;
@@ -80,6 +84,7 @@ Outcome run_of(const Plan& plan) {
     if (kind_of(use.lane) == LaneKind::kCompute) outcome.predicted_idle = 1 - use.share;
   }
   outcome.host = run.host_time(graph);
+  outcome.compute_calls = run.compute_calls_of_a_step(graph);
   outcome.wrong = run.device().too_early();
   for (const std::string& each : run.out_of_order(graph)) outcome.wrong.push_back(each);
   return outcome;
@@ -191,6 +196,35 @@ TEST(TrueShapes, fifteen_plans_take_what_is_predicted_in_the_order_of_the_graph)
     EXPECT_NEAR(outcome.idle, outcome.predicted_idle, 0.02) << name;
     EXPECT_LT(beyond.us(), 100) << name;
     EXPECT_LT(outcome.host.calls.us(), 5) << name;
+  }
+}
+
+// Runs that are launched as one keep every edge of the graph, and take the GPU as long as predicted
+// and the host a fraction: plain launches take the compute lane's thread about 5 us an operation.
+TEST(TrueShapes, recorded_runs_keep_the_order_and_take_little_of_the_host) {
+  Plan several = superoffload();
+  several.micro_batch = 2;
+  Plan flows = zero_offload();
+  flows.weights.flow_share = 1;
+  Plan late = zero_offload();
+  late.optimizer.sync = SyncMode::kDelay;
+  late.activations->fate.fill(ActivationFate::kOffload);
+  for (const auto& [name, plan] : std::vector<NamedPlan>{{"SuperOffload", superoffload()},
+                                                         {"ZeRO-Offload", zero_offload()},
+                                                         {"four micro-batches", several},
+                                                         {"ZeRO-Offload, late", late},
+                                                         {"weights flow", flows}}) {
+    const Outcome outcome = run_of(plan, Launches::kRecorded);
+    int64_t ops = 0;
+    for (const Op& op : outcome.graph.step.ops) ops += kind_of(op.lane) == LaneKind::kCompute;
+    const double ratio = outcome.ran.step_time.seconds() / outcome.predicted.step_time.seconds();
+    std::printf("| %s | %.1f | %.1f | %lld | %.2f |\n", name, outcome.predicted.step_time.ms(),
+                outcome.ran.step_time.ms(), static_cast<long long>(ops),
+                outcome.compute_calls.ms());
+    EXPECT_EQ(outcome.wrong, std::vector<std::string>{}) << name;
+    EXPECT_NEAR(ratio, 1, 0.01) << name;
+    EXPECT_NEAR(outcome.idle, outcome.predicted_idle, 0.02) << name;
+    EXPECT_LT(outcome.compute_calls.us(), 2.0 * static_cast<double>(ops)) << name;
   }
 }
 

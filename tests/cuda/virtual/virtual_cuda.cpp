@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <sys/mman.h>
 
 #include "sim/base/error.h"
@@ -19,6 +20,8 @@ constexpr std::align_val_t kAlignment{256};
 // What the calling thread hands over, and the calls that it has enqueued for it.
 thread_local Doing handed;
 thread_local int64_t handed_calls = 0;
+// Whether it notes them instead, and what it handed over before.
+thread_local std::optional<Doing> handed_before_capture;
 
 // The emulation runs one kernel at a time.
 std::mutex& emulated_block() {
@@ -248,7 +251,8 @@ void VirtualCuda::record(CudaEvent event, CudaStream stream) {
   const VirtualClock::Visit visit(*clock_);
   VirtualClock::Lock lock = clock_->lock();
   spend(lock, machine_.host.record);
-  push(of(stream), {ItemKind::kRecord, {}, {}, nullptr, &of(event), ++of(event).recorded});
+  if (of(stream).capture == nullptr) ++of(event).recorded;
+  push(of(stream), {ItemKind::kRecord, {}, {}, nullptr, &of(event), of(event).recorded});
 }
 
 void VirtualCuda::wait(CudaStream stream, CudaEvent event) {
@@ -288,11 +292,27 @@ void VirtualCuda::begin_capture(CudaStream stream) {
   const VirtualClock::Lock lock = clock_->lock();
   CHECK(of(stream).capture == nullptr);
   of(stream).capture = new std::vector<Item>;
+  handed_before_capture = handed;
 }
 
 CudaGraph VirtualCuda::end_capture(CudaStream stream) {
   const VirtualClock::Lock lock = clock_->lock();
+  handed = *std::exchange(handed_before_capture, std::nullopt);
+  handed_calls = 0;
   return {std::exchange(of(stream).capture, nullptr)};
+}
+
+void VirtualCuda::name(const std::string& range, const Doing& doing) {
+  const VirtualClock::Lock lock = clock_->lock();
+  CHECK(named_.emplace(range, doing).second);
+}
+
+void VirtualCuda::push_range(const char* name) {
+  if (!handed_before_capture) return;
+  const VirtualClock::Lock lock = clock_->lock();
+  handed = named_.at(name);
+  handed.step = handed_before_capture->step;
+  handed_calls = 0;
 }
 
 void VirtualCuda::launch(CudaGraph graph, CudaStream stream) {
@@ -302,6 +322,8 @@ void VirtualCuda::launch(CudaGraph graph, CudaStream stream) {
   const int32_t step = handed.step;
   for (Item item : *static_cast<std::vector<Item>*>(graph.native)) {
     item.doing.step = step;
+    if (item.kind == ItemKind::kRecord) ++item.event->recorded;
+    if (item.kind != ItemKind::kWork) item.generation = item.event->recorded;
     of(stream).queue.push_back(std::move(item));
   }
   clock_->changed();

@@ -113,12 +113,14 @@ class VirtualCuda : public CudaRuntime, public KernelQueue {
   CudaGraph end_capture(CudaStream stream) override;
   void launch(CudaGraph graph, CudaStream stream) override;
   void destroy(CudaGraph graph) override;
-  void push_range(const char*) override {}
+  void push_range(const char* name) override;
   void pop_range() override {}
 
   // A kernel.
   void enqueue(CudaStream stream, const std::string& what, std::function<void()> work) override;
 
+  // Whose range has this name: while a stream captures, what is noted in the range is its own.
+  void name(const std::string& range, const Doing& doing);
   // What the calling thread hands over or does until this ends.
   class Handing {
    public:
@@ -181,7 +183,8 @@ class VirtualCuda : public CudaRuntime, public KernelQueue {
   // What follows is guarded by the clock's lock.
   Instant driver_is_free_;
   std::map<void*, std::pair<Bytes, bool>> allocated_;  // bytes, and whether they are the device's
-  std::map<const Op*, int64_t> calls_;                 // of the last time
+  std::map<std::string, Doing> named_;
+  std::map<const Op*, int64_t> calls_;  // of the last time
   std::vector<Ran> ran_;
   std::map<std::pair<OpId, int32_t>, HostTime> host_times_;
 };

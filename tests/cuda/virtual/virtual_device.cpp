@@ -14,6 +14,9 @@ VirtualDevice::VirtualDevice(const Setting& setting, std::unique_ptr<TrainingDev
       completed_(setting.graph.step.ops.size(), -1) {
   const std::vector<Op>& ops = at_.graph.step.ops;
   for (size_t i = 0; i < ops.size(); ++i) {
+    if (kind_of(ops[i].lane) == LaneKind::kCompute) {
+      at_.runtime.name(describe(ops[i]), doing(at_.graph.step, static_cast<OpId>(i), 0));
+    }
     lanes_[static_cast<size_t>(ops[i].lane)].ops.push_back(static_cast<OpId>(i));
   }
 }
@@ -25,14 +28,22 @@ bool VirtualDevice::is_of_the_run(const Program& program, OpId id, int32_t step)
   return !rolls_back_ || id == at_.graph.commit;
 }
 
-bool VirtualDevice::may_begin(const Lane& lane) const {
+bool VirtualDevice::are_kept(OpId id, int32_t step) const {
   const Program& program = at_.graph.step;
-  const auto id = static_cast<size_t>(lane.ops[lane.at]);
-  for (auto e = program.edge_begin[id]; e < program.edge_begin[id + 1]; ++e) {
+  const auto index = static_cast<size_t>(id);
+  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
     const Edge edge = program.edges[static_cast<size_t>(e)];
-    if (completed_[static_cast<size_t>(edge.op)] < lane.step - edge.steps_ahead) return false;
+    if (completed_[static_cast<size_t>(edge.op)] < step - edge.steps_ahead) return false;
   }
   return true;
+}
+
+bool VirtualDevice::may_begin(const Lane& lane) const {
+  const OpId id = lane.ops[lane.at];
+  const std::span<const OpId> behind = device_->handed_over_with(id);
+  return are_kept(id, lane.step) && std::all_of(behind.begin(), behind.end(), [&](OpId each) {
+           return are_kept(each, lane.step);
+         });
 }
 
 void VirtualDevice::start() {

@@ -2,10 +2,10 @@
 //
 // The executor's threads wait for each other where the clock does not see it. So this device, which
 // stands between the executor and the real one, keeps the executor's rule beside it: a lane takes
-// its operations in program order, and waits until those that its next one has edges from have been
-// handed over or done. A lane that must wait by that rule is not counted; one that comes although
-// it must wait is noted, as one that never comes holds up time for good. Will not do: order
-// anything, or run several times.
+// its operations in program order, and waits until those that its next one has edges from, or what
+// is handed over with that, have been handed over or done. A lane that must wait by that rule is
+// not counted; one that comes although it must wait is noted, as one that never comes holds up time
+// for good. Will not do: order anything, or run several times.
 #pragma once
 
 #include <atomic>
@@ -34,6 +34,9 @@ class VirtualDevice : public TrainingDevice {
 
   bool queues(LaneId lane) const override { return device_->queues(lane); }
   void execute(const Program& program, OpId id, int32_t step) override;
+  std::span<const OpId> handed_over_with(OpId id) const override {
+    return device_->handed_over_with(id);
+  }
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before) override;
   bool commit(int32_t step) override;
   std::vector<FinishedOperation> take_finished(LaneId lane) override;
@@ -67,6 +70,7 @@ class VirtualDevice : public TrainingDevice {
 
   bool is_of_the_run(const Program& program, OpId id, int32_t step) const;
   bool may_begin(const Lane& lane) const;
+  bool are_kept(OpId id, int32_t step) const;
   void start();
   void arrive(OpId id, int32_t step);
   void leave(OpId id, int32_t step);

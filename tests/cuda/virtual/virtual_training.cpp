@@ -127,6 +127,15 @@ HostTime VirtualRun::host_time(const Graph& graph) const {
   return {{sum.calls.ps / count}, {sum.waits.ps / count}};
 }
 
+Duration VirtualRun::compute_calls_of_a_step(const Graph& graph) const {
+  Duration sum;
+  for (const auto& [name, host] : runtime_->host_times()) {
+    if (name.second < first_measured()) continue;
+    if (kind_of(graph.op(name.first).lane) == LaneKind::kCompute) sum += host.calls;
+  }
+  return {sum.ps / (steps_ - first_measured())};
+}
+
 std::vector<std::string> VirtualRun::out_of_order(const Graph& graph) const {
   std::map<std::pair<int32_t, OpId>, std::pair<Instant, Instant>> when;
   for (const Ran& ran : runtime_->ran()) {

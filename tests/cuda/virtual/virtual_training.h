@@ -46,6 +46,8 @@ class VirtualRun {
   double idle_share(const Graph& graph) const;
   // The mean over all operations that are handed to the GPU.
   HostTime host_time(const Graph& graph) const;
+  // What the calls of the compute lane's thread take in all.
+  Duration compute_calls_of_a_step(const Graph& graph) const;
   // Edges whose consumer began before its producer had ended, in words.
   std::vector<std::string> out_of_order(const Graph& graph) const;
 
