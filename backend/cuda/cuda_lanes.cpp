@@ -245,68 +245,93 @@ void CudaLanes::end(const Program& program, OpId id, int32_t step) {
   if (kind_of(lane) == LaneKind::kCompute) clock_.keep_near();
 }
 
-CudaStream CudaLanes::begin_run(std::span<const OpId> ops, int32_t step) {
+std::vector<Edge> CudaLanes::waits_within(Run run, size_t i) const {
+  std::vector<Edge> found;
+  if (i == 0) return found;  // waits before the graph is launched
+  const Program& program = graph_.step;
+  const auto index = static_cast<size_t>(run[i]);
+  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+    const Edge edge = program.edges[static_cast<size_t>(e)];
+    const LaneId other = program.ops[static_cast<size_t>(edge.op)].lane;
+    if (!queues(other) || !step_edges_.must_wait(run[i], edge.op)) continue;
+    CHECK(other != program.ops[index].lane);  // the order of the stream
+    found.push_back(edge);
+  }
+  return found;
+}
+
+bool CudaLanes::begins_stretch(Run run, size_t i) const {
+  return i == 0 || (timed_steps_apart_ == 1 && !waits_within(run, i).empty());
+}
+
+bool CudaLanes::ends_stretch(Run run, size_t i) const {
+  return i + 1 == run.size() || is_followed(graph_.step, run[i]) || begins_stretch(run, i + 1);
+}
+
+CudaStream CudaLanes::begin_run(Run run, int32_t step) {
   runtime_.bind_thread();
   const Program& program = graph_.step;
-  const LaneId lane = program.ops[static_cast<size_t>(ops.front())].lane;
-  for (const OpId id : ops) {
-    Ticket& each = ticket(program, id, step);
+  const LaneId lane = program.ops[static_cast<size_t>(run.front())].lane;
+  for (size_t i = 0; i < run.size(); ++i) {
+    Ticket& each = ticket(program, run[i], step);
     settle(each, lane);
-    make_events(each, lane, id == ops.front(), is_followed(program, id) || id == ops.back());
+    make_events(each, lane, begins_stretch(run, i), ends_stretch(run, i));
     each.step = step;
+    for (const Edge& edge : waits_within(run, i)) {
+      CHECK(ticket(program, edge.op, step - edge.steps_ahead).step == step - edge.steps_ahead);
+    }
   }
-  runtime_.push_range(step_names_[static_cast<size_t>(ops.front())].c_str());
-  if (is_timed(program, ops.front(), step)) {
-    runtime_.record(ticket(program, ops.front(), step).begin, stream(lane));
+  if (is_timed(program, run.front(), step)) {
+    runtime_.record(ticket(program, run.front(), step).begin, stream(lane));
   }
   return stream(lane);
 }
 
-void CudaLanes::end_run(std::span<const OpId> ops, int32_t step) {
+void CudaLanes::end_run(Run run, int32_t step) {
   const Program& program = graph_.step;
-  const LaneId lane = program.ops[static_cast<size_t>(ops.front())].lane;
-  runtime_.pop_range();
-  const bool all = is_timed(program, ops.front(), step);
-  CudaEvent before = ticket(program, ops.front(), step).begin;
-  for (size_t first = 0; first < ops.size();) {
+  const LaneId lane = program.ops[static_cast<size_t>(run.front())].lane;
+  const bool all = is_timed(program, run.front(), step);
+  CudaEvent begin;
+  bool any = false;
+  for (size_t first = 0; first < run.size();) {
     size_t last = first;
-    while (!is_followed(program, ops[last]) && last + 1 < ops.size()) ++last;
-    const CudaEvent end = ticket(program, ops[last], step).end;
+    while (!ends_stretch(run, last)) ++last;
+    if (begins_stretch(run, first)) begin = ticket(program, run[first], step).begin;
+    const CudaEvent end = ticket(program, run[last], step).end;
     for (size_t i = first; i <= last; ++i) {
-      if (!is_timed(program, ops[i], step)) continue;
-      Ticket& mine = ticket(program, ops[i], step);
-      mine.in_flight = true;
+      if (!is_timed(program, run[i], step)) continue;
+      Ticket& mine = ticket(program, run[i], step);
+      mine.in_flight = any = true;
       const bool has_time = all && i == first;
       in_flight_[static_cast<size_t>(lane)].push_back(
-          {ops[i], step, &mine, has_time ? before : end, end});
+          {run[i], step, &mine, has_time ? begin : end, end});
     }
-    before = end;
+    begin = end;
     first = last + 1;
   }
-  if (all) clock_.keep_near();
+  if (any) clock_.keep_near();
 }
 
-void CudaLanes::begin_noting(std::span<const OpId> ops, OpId id, int32_t step) {
+void CudaLanes::begin_noting(Run run, size_t i, int32_t step) {
   const Program& program = graph_.step;
-  const auto index = static_cast<size_t>(id);
-  runtime_.push_range(step_names_[index].c_str());
-  if (id == ops.front()) return;  // waits before the graph is launched
-  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
-    const Edge edge = program.edges[static_cast<size_t>(e)];
-    const LaneId other = program.ops[static_cast<size_t>(edge.op)].lane;
-    if (!queues(other) || !edges(program).must_wait(id, edge.op)) continue;
-    CHECK(other != program.ops[index].lane);  // the order of the stream
+  const CudaStream here = stream(program.ops[static_cast<size_t>(run[i])].lane);
+  runtime_.push_range(step_names_[static_cast<size_t>(run[i])].c_str());
+  for (const Edge& edge : waits_within(run, i)) {
     const CudaEvent end = ticket(program, edge.op, step - edge.steps_ahead).end;
     CHECK(end.native != nullptr);
-    runtime_.wait(stream(program.ops[index].lane), end);
+    runtime_.wait(here, end);
+  }
+  // The first's is recorded before the launch, of timed steps alone.
+  if (i > 0 && begins_stretch(run, i)) {
+    runtime_.record(ticket(program, run[i], step).begin, here);
   }
 }
 
-void CudaLanes::end_noting(std::span<const OpId> ops, OpId id, int32_t step) {
+void CudaLanes::end_noting(Run run, size_t i, int32_t step) {
   const Program& program = graph_.step;
-  if (is_followed(program, id) || id == ops.back()) {
-    runtime_.record(ticket(program, id, step).end,
-                    stream(program.ops[static_cast<size_t>(id)].lane));
+  if (ends_stretch(run, i)) {
+    runtime_.record(ticket(program, run[i], step).end,
+                    stream(program.ops[static_cast<size_t>(run[i])].lane));
   }
   runtime_.pop_range();
 }

@@ -89,14 +89,15 @@ class CudaLanes {
 
   // Instead of both, for a run of the step's operations that is launched as one graph in between.
   // Its operations are timed from one event to the next: the first of a stretch has its time, the
-  // others none.
-  CudaStream begin_run(std::span<const OpId> ops, int32_t step);
-  void end_run(std::span<const OpId> ops, int32_t step);
-  // Around each operation of a run while its stream captures: what it waits for besides the run's
-  // first operation, and what follows it, are nodes of the graph. They are events of this step,
-  // whose turn comes again after kEventSteps.
-  void begin_noting(std::span<const OpId> ops, OpId id, int32_t step);
-  void end_noting(std::span<const OpId> ops, OpId id, int32_t step);
+  // others none. Where all steps are timed no stretch goes on over a wait.
+  using Run = std::span<const OpId>;
+  CudaStream begin_run(Run run, int32_t step);
+  void end_run(Run run, int32_t step);
+  // Around operation `i` of a run while its stream captures: what it waits for, unless it is the
+  // first, and what follows it are nodes of the graph. They are events of this step, whose turn
+  // comes again after kEventSteps.
+  void begin_noting(Run run, size_t i, int32_t step);
+  void end_noting(Run run, size_t i, int32_t step);
 
   // As Device says. The GPU is asked now and then what has finished, and always when it is drained.
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
@@ -132,6 +133,10 @@ class CudaLanes {
   // first times were asked for.
   void settle(const Ticket& ticket, LaneId lane);
   void make_events(Ticket& ticket, LaneId lane, bool begins, bool ends);
+  // What operation `i` of a run waits for within it, by its edges.
+  std::vector<Edge> waits_within(Run run, size_t i) const;
+  bool begins_stretch(Run run, size_t i) const;
+  bool ends_stretch(Run run, size_t i) const;
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
   void wait_for(CudaEvent event);
 

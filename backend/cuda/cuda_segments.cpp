@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <fmt/format.h>
 #include <utility>
 
 #include "backend/cuda/cuda_edges.h"
@@ -165,7 +166,9 @@ CudaSegments::CudaSegments(const Graph& graph, CudaRuntime& runtime, CudaLanes& 
     for (const OpId id : segment.ops) {
       recorded_of_[static_cast<size_t>(id)] = static_cast<int32_t>(recorded_.size());
     }
-    recorded_.push_back({.segment = std::move(segment), .graphs = {}});
+    std::string name = fmt::format("{} operations from {} on", segment.ops.size(),
+                                   describe(graph.op(segment.ops.front())));
+    recorded_.push_back({.segment = std::move(segment), .name = std::move(name), .graphs = {}});
   }
 }
 
@@ -197,17 +200,19 @@ bool CudaSegments::launch(OpId id, int32_t step) {
   const CudaStream stream = lanes_.begin_run(ops, step);
   CudaGraph& graph = recorded.graphs[static_cast<size_t>(step % CudaLanes::kEventSteps)];
   if (graph.native == nullptr) graph = record(recorded.segment, step, stream);
+  runtime_.push_range(recorded.name.c_str());
   runtime_.launch(graph, stream);
+  runtime_.pop_range();
   lanes_.end_run(ops, step);
   return true;
 }
 
 CudaGraph CudaSegments::record(const CudaSegment& segment, int32_t step, CudaStream stream) {
   Capture capture(runtime_, stream);
-  for (const OpId id : segment.ops) {
-    lanes_.begin_noting(segment.ops, id, step);
-    enqueue_(id, step, stream);
-    lanes_.end_noting(segment.ops, id, step);
+  for (size_t i = 0; i < segment.ops.size(); ++i) {
+    lanes_.begin_noting(segment.ops, i, step);
+    enqueue_(segment.ops[i], step, stream);
+    lanes_.end_noting(segment.ops, i, step);
   }
   return capture.end();
 }

@@ -1,17 +1,19 @@
-// Runs of operations on the compute stream that a GPU may launch as one recorded graph: what has
-// the same arguments in every step of one parity, and nothing else of the stream comes between.
+// Runs of operations on the compute stream that a GPU launches as one recorded graph: what has the
+// same arguments every few steps, and nothing else of the stream comes between.
 //
 // What other lanes follow, and what follows them, is inside as nodes that record events and wait
 // for them. A graph is handed over at once, so whatever its operations follow must be handed over
-// before its first. That is no later than without it where what is followed comes before the first
-// operation in the program, or is of an earlier step, and needs nothing of the host that the first
-// does not. Will not do: record or launch (device_cuda), or note events (cuda_lanes).
+// before its first. That is hardly later than without it where what is followed comes before the
+// first operation in the program, or is of an earlier step, and needs no work of the CPU's lanes
+// that the first does not. Will not do: record or launch (device_cuda), or note events
+// (cuda_lanes).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/cuda/cuda_lanes.h"
@@ -54,6 +56,7 @@ class CudaSegments {
  private:
   struct Recorded {
     CudaSegment segment;
+    std::string name;  // for profilers and messages
     int32_t first_step = -1;
     bool is_launched = false;  // what its first operation did last
     std::array<CudaGraph, CudaLanes::kEventSteps> graphs;

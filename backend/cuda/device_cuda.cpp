@@ -441,10 +441,13 @@ bool CudaDevice::commit(int32_t step) {
   collect_losses(step - 1);
   const bool accepted = control_.commit(step);
   begins_again_ = !accepted;
-  if (accepted && recorded_step_ == step - 1) {
+  // Judged once: the first commit of a run asks again about the last step of the run before.
+  const bool is_recorded = recorded_step_ == step - 1;
+  if (is_recorded) recorded_step_.reset();
+  if (accepted && is_recorded) {
     // It tells by run whether something was left. The forward behind it keeps the GPU busy.
     lanes_.follow(graph_.step, graph_.commit, recorded_adams_.back(), step - 1);
-    unfinished_ = recorded_step_;
+    unfinished_ = step - 1;
   }
   return accepted;
 }

@@ -81,8 +81,8 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   add("--weight-decay", flags.weight_decay, "Of matrices, decoupled [0.1]", "NUMBER")
       ->check(zero_or_more());
   app.add_flag("--cuda-graphs", flags.captures,
-               "On a GPU: record runs of kernels once and launch each as one; their operations are "
-               "then timed together")
+               "On a GPU: record runs of operations in the first steps and launch each as one; "
+               "operations of a run are then timed together")
       ->group("Training");
   add("--compute-threads", flags.compute_threads,
       "Threads of the host's compute, which results do not depend on [as profiled]", "COUNT")

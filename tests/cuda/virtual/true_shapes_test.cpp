@@ -25,6 +25,7 @@ struct Outcome {
   Timeline ran;
   double idle = 0;
   double predicted_idle = 0;
+  double told_idle = 0;  // by the device's own times
   tests::HostTime host;
   Duration compute_calls;  // of a step
   std::vector<std::string> wrong;
@@ -57,7 +58,8 @@ Plan zero_offload() {
   return plan;
 }
 
-enum class Launches : uint8_t { kPlain, kRecorded };
+// Of recorded runs also with all steps timed, as verify does; else few are, as train does.
+enum class Launches : uint8_t { kPlain, kRecorded, kRecordedAndTimed };
 
 Outcome run_of(const Plan& plan, Launches launches = Launches::kPlain) {
   static const Machine kMachine = load_machine("gh200-96gb-480gb");
@@ -70,19 +72,25 @@ Outcome run_of(const Plan& plan, Launches launches = Launches::kPlain) {
   const TokenSource data = TokenSource::from_text(std::string(1 << 20, 'x'), "text", tokens);
   VirtualRun run(kMachine, Arithmetic::kNone, kSteps);
   DeviceOptions with;
-  with.timed_steps_apart = 1000;  // as train does
-  with.captures = launches == Launches::kRecorded;
+  with.captures = launches != Launches::kPlain;
+  with.timed_steps_apart = launches == Launches::kRecordedAndTimed ? 1 : 1000;
   const auto device = run.make_device({model, plan, graph, data}, with, {});
   RunOptions steps;
   steps.last_step = kSteps - 1;
   Executor executor(graph, *device);
-  executor.run(steps);
+  const RunResult result = executor.run(steps);
   outcome.predicted = simulate(graph.step, graph, run.playing().step);
   outcome.ran = run.timeline();
   outcome.idle = run.idle_share(graph);
-  for (const LaneUse& use : lane_use(graph, outcome.predicted)) {
-    if (kind_of(use.lane) == LaneKind::kCompute) outcome.predicted_idle = 1 - use.share;
-  }
+  const auto idle_of = [&](const Timeline& timeline) {
+    double idle = 1;
+    for (const LaneUse& use : lane_use(graph, timeline)) {
+      if (kind_of(use.lane) == LaneKind::kCompute) idle = 1 - use.share;
+    }
+    return idle;
+  };
+  outcome.predicted_idle = idle_of(outcome.predicted);
+  outcome.told_idle = idle_of(result.timeline);
   outcome.host = run.host_time(graph);
   outcome.compute_calls = run.compute_calls_of_a_step(graph);
   outcome.wrong = run.device().too_early();
@@ -200,7 +208,8 @@ TEST(TrueShapes, fifteen_plans_take_what_is_predicted_in_the_order_of_the_graph)
 }
 
 // Runs that are launched as one keep every edge of the graph, and take the GPU as long as predicted
-// and the host a fraction: plain launches take the compute lane's thread about 5 us an operation.
+// and the host a fraction: plain launches take the compute lane's thread about 5
+// us an operation.
 TEST(TrueShapes, recorded_runs_keep_the_order_and_take_little_of_the_host) {
   Plan several = superoffload();
   several.micro_batch = 2;
@@ -226,6 +235,15 @@ TEST(TrueShapes, recorded_runs_keep_the_order_and_take_little_of_the_host) {
     EXPECT_NEAR(outcome.idle, outcome.predicted_idle, 0.02) << name;
     EXPECT_LT(outcome.compute_calls.us(), 2.0 * static_cast<double>(ops)) << name;
   }
+}
+
+// Where operations are timed, what waits within a run is told of as waiting.
+TEST(TrueShapes, the_device_tells_how_long_recorded_runs_wait) {
+  Plan flows = zero_offload();
+  flows.weights.flow_share = 1;
+  const Outcome outcome = run_of(flows, Launches::kRecordedAndTimed);
+  EXPECT_GT(outcome.idle, 0.2);
+  EXPECT_NEAR(outcome.told_idle, outcome.idle, 0.01);
 }
 
 TEST(TrueShapes, superoffload_leaves_the_gpu_no_time_and_zero_offload_nearly_half) {

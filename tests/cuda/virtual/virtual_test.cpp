@@ -96,13 +96,15 @@ TEST(Virtual, every_way_to_step_has_the_bits_of_the_host_device_in_the_order_of_
 
 // Runs of kernels that are recorded and launched as one keep the order of streams.
 TEST(Virtual, recorded_runs_have_the_bits_of_the_host_device) {
+  // Each of the events that take turns is launched twice.
+  constexpr int kRecordedSteps = 2 + 2 * CudaLanes::kEventSteps;
   for (const auto& [name, plan] : plans()) {
     TrainerOptions options = tiny::options_for(10);
-    const tiny::Outcome host = tiny::train(tiny::gpt2_model(), plan, options, kSteps, true);
+    const tiny::Outcome host = tiny::train(tiny::gpt2_model(), plan, options, kRecordedSteps, true);
     options.captures = true;
-    VirtualRun run(gh200(), Arithmetic::kHost, kSteps);
+    VirtualRun run(gh200(), Arithmetic::kHost, kRecordedSteps);
     Trainer trainer(tiny::gpt2_model(), plan, on(run, options));
-    trainer.train(kSteps, nullptr);
+    trainer.train(kRecordedSteps, nullptr);
     EXPECT_TRUE(tiny::same_bits(trainer.parameters(), host.parameters)) << name;
     EXPECT_EQ(run.device().too_early(), std::vector<std::string>{}) << name;
   }
