@@ -62,21 +62,42 @@ GemmOperand rounded(const RoundedFactor& factor, const CodesPlace& place, CudaSt
   return operand_of(factor, place);
 }
 
-// A matrix of a gradient that two products take.
-GemmOperand shared(const RoundedFactor& factor, const Fp8Product& product, const GemmWork& work,
+// Codes that several products share.
+struct SharedCodes {
+  std::byte* codes = nullptr;
+  SharedCodesLayout layout;
+  int64_t begin = 0;  // of the matrix, elements
+  bool makes = false;
+};
+
+GemmOperand shared(const RoundedFactor& factor, const Fp8Product& product, const SharedCodes& from,
                    CudaStream stream) {
-  CHECK(product.gradient_codes != nullptr && factor.is_gradient);
-  const auto matrix = static_cast<int64_t>(product.gradient.matrix);
-  CHECK(matrix < kScalesOfGradient);
-  const GradientCodesLayout layout = gradient_codes_layout(work);
-  const int64_t tokens = factor.turns() ? factor.columns : factor.rows;
-  std::byte* const stored = product.gradient_codes + tokens * product.gradient.column;
-  std::byte* const scales = product.gradient_codes + layout.scales.count;
-  CodesPlace place{stored + layout.turned.count, stored, product.scratch,
+  const auto matrix = static_cast<int64_t>(product.matrix.index);
+  CHECK(from.codes != nullptr && matrix < kSharedScales);
+  std::byte* const stored = from.codes + from.begin;
+  std::byte* const scales = from.codes + from.layout.scales.count;
+  CodesPlace place{stored + from.layout.turned.count, stored, product.scratch,
                    scales + matrix * kScales.count};
-  if (work.rounding == Rounding::kForNext) round_factor(factor, place, stream);
+  if (from.makes) round_factor(factor, place, stream);
   if (!factor.turns()) place.codes = stored;
   return operand_of(factor, place);
+}
+
+// Of a gradient that two products take.
+SharedCodes of_gradient(const RoundedFactor& factor, const Fp8Product& product,
+                        const GemmWork& work) {
+  CHECK(factor.is_gradient);
+  const int64_t tokens = factor.turns() ? factor.columns : factor.rows;
+  return {product.codes.of_gradient, gradient_codes_layout(work), tokens * product.matrix.column,
+          work.rounding == Rounding::kForNext};
+}
+
+// Of a weight: the forward sums over its inputs, the backward over its outputs.
+SharedCodes of_weight(const Fp8Product& product, const GemmWork& work) {
+  const bool forward = product.matrix.gradient == GradientFactor::kNone;
+  const int64_t inputs = forward ? product.gemm.k : product.gemm.n;
+  return {product.codes.of_weight, weight_codes_layout(work), inputs * product.matrix.column,
+          work.weight_codes == WeightCodes::kMakes};
 }
 
 }  // namespace
@@ -86,20 +107,26 @@ Bytes fp8_scratch_bytes() { return Bytes{cuda::round_matrix_scratch_bytes()} + k
 void multiply_in_fp8(const Fp8Product& product, const GemmWork& work, CudaProducts& products,
                      CudaStream stream) {
   CudaGemm gemm = product.gemm;
-  const bool shares = work.rounding == Rounding::kForNext || work.rounding == Rounding::kSecond;
-  const int64_t first = shares ? 0 : codes_layout({gemm.m, gemm.n, gemm.k}).second.count;
+  const bool shares_gradient =
+      work.rounding == Rounding::kForNext || work.rounding == Rounding::kSecond;
+  const bool shares_weight = work.weight_codes != WeightCodes::kOwn;
+  const int64_t first = shares_gradient ? 0 : codes_layout({gemm.m, gemm.n, gemm.k}).second.count;
   std::byte* const scales = product.scratch + cuda::round_matrix_scratch_bytes();
-  const GradientFactor gradient = product.gradient.factor;
+  const GradientFactor gradient = product.matrix.gradient;
   const RoundedFactor a{product.gemm.a, gemm.m, gemm.k, Orientation::kAsStored,
                         gradient == GradientFactor::kA};
   const RoundedFactor b{product.gemm.b, gemm.n, gemm.k, Orientation::kTransposed,
                         gradient == GradientFactor::kB};
   const auto codes_of = [&](const RoundedFactor& factor, const CodesPlace& own) {
-    if (shares && factor.is_gradient) return shared(factor, product, work, stream);
+    if (shares_gradient && factor.is_gradient) {
+      return shared(factor, product, of_gradient(factor, product, work), stream);
+    }
     return rounded(factor, own, stream);
   };
-  gemm.a = codes_of(a, {product.codes, nullptr, product.scratch, scales});
-  gemm.b = codes_of(b, {product.codes + first, nullptr, product.scratch, scales + kSecondScale});
+  gemm.a = codes_of(a, {product.codes.own, nullptr, product.scratch, scales});
+  gemm.b = shares_weight ? shared(b, product, of_weight(product, work), stream)
+                         : codes_of(b, {product.codes.own + first, nullptr, product.scratch,
+                                        scales + kSecondScale});
   products.multiply(gemm, stream);
 }
 

@@ -5,7 +5,8 @@
 // Activations and weights become e4m3, gradients of outputs e5m2 (arXiv 2209.05433, section 3).
 // What tensor cores of Hopper want of 8-bit factors, both with the summed side next to each other,
 // is done on the way. A gradient that two products take is rounded once, in both orders
-// (Rounding::kForNext).
+// (Rounding::kForNext), and so is a weight for all products of a step where the plan keeps its
+// codes (WeightCodes::kMakes).
 #pragma once
 
 #include "backend/cuda/cuda_products.h"
@@ -15,18 +16,26 @@ namespace ballast {
 
 // Which of a product's factors, in out = a b, is the gradient of an output.
 enum class GradientFactor : uint8_t { kNone, kA, kB };
-struct Fp8Gradient {
-  GradientFactor factor = GradientFactor::kNone;
-  size_t matrix = 0;   // of those of its operation, in their order
-  int64_t column = 0;  // of the whole gradient, where this factor begins
+// Of the matrices that an operation multiplies, one after another. b is a weight where the
+// operation's is not that of the weight's gradient.
+struct Fp8Matrix {
+  GradientFactor gradient = GradientFactor::kNone;
+  size_t index = 0;
+  int64_t column = 0;  // of the operation's whole output, or its gradient, where the matrix begins
+};
+
+// Where codes are, aligned to 256 bytes.
+struct Fp8Codes {
+  std::byte* own = nullptr;          // codes_layout().whole bytes
+  std::byte* of_gradient = nullptr;  // gradient_codes_layout().whole bytes, where two share them
+  std::byte* of_weight = nullptr;    // weight_codes_layout().whole bytes, where all share them
 };
 
 struct Fp8Product {
   CudaGemm gemm;  // of 16-bit operands
-  Fp8Gradient gradient;
-  std::byte* codes = nullptr;           // codes_layout().whole bytes, aligned to 256
-  std::byte* gradient_codes = nullptr;  // gradient_codes_layout().whole bytes, where two share them
-  std::byte* scratch = nullptr;         // fp8_scratch_bytes()
+  Fp8Matrix matrix;
+  Fp8Codes codes;
+  std::byte* scratch = nullptr;  // fp8_scratch_bytes()
 };
 Bytes fp8_scratch_bytes();
 

@@ -106,7 +106,8 @@ Capabilities all_but_fp8(const std::string& described) {
 }
 
 Capabilities with_fp8(Capabilities all) {
-  return all.also(OpKind::kGemm, {{{Role::kCodes, Role::kGradientCodes}, {DType::kU8}}},
+  return all.also(OpKind::kGemm,
+                  {{{Role::kCodes, Role::kGradientCodes, Role::kWeightCodes}, {DType::kU8}}},
                   {WorkVariant::kFp8Product});
 }
 

@@ -351,11 +351,10 @@ void CudaTransformer::gemm(const Call& call) {
   }
 }
 
-void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, Fp8Gradient gradient) {
+void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, Fp8Matrix matrix) {
   const GemmWork& work = std::get<GemmWork>(call.op.work);
   if (work.format == ProductFormat::kAsStored) return products_->multiply(gemm, call.stream);
-  const Fp8Product product{gemm, gradient, call.find(Role::kCodes).data,
-                           call.find(Role::kGradientCodes).data, scratch_.data()};
+  const Fp8Product product{gemm, matrix, call.codes(), scratch_.data()};
   multiply_in_fp8(product, work, *products_, call.stream);
 }
 
@@ -405,7 +404,7 @@ void CudaTransformer::linear_rows(const Call& call, const Rows& rows) {
     const std::byte* bias = layout.has_bias && rows.adds ? element(weight, part.bias) : nullptr;
     const bool in_epilogue = is_aligned(bias);
     if (in_epilogue) product.bias = bias;
-    multiply(call, product, {});
+    multiply(call, product, {GradientFactor::kNone, i, part.column});
     if (in_epilogue) continue;
     cuda::AddBias added;
     added.place = columns_of(layout, part, product.m);

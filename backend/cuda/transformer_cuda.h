@@ -64,6 +64,10 @@ class CudaTransformer : public CudaMath {
     int32_t step;
     CudaStream stream;
     Argument find(Role role) const { return arguments.find(op, role, step); }
+    Fp8Codes codes() const {
+      return {find(Role::kCodes).data, find(Role::kGradientCodes).data,
+              find(Role::kWeightCodes).data};
+    }
     kernels::cuda::Stream native() const {
       return static_cast<kernels::cuda::Stream>(stream.native);
     }
@@ -76,7 +80,7 @@ class CudaTransformer : public CudaMath {
   void attention(const Call& call);
   void activation(const Call& call);
   void gemm(const Call& call);
-  void multiply(const Call& call, const CudaGemm& gemm, Fp8Gradient gradient);
+  void multiply(const Call& call, const CudaGemm& gemm, Fp8Matrix matrix);
   void linear_forward(const Call& call);
   // Rows of a product's output.
   struct Rows {

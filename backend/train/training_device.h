@@ -50,8 +50,7 @@ struct DeviceOptions {
   // A factor on the loss's gradient by step, for tests; null: 1.
   std::function<double(int32_t step)> gradient_factor;
   RankOptions of_rank;
-  // On a GPU: launch runs of operations whose arguments are the same every few steps as one recorded
-  // graph.
+  // On a GPU: launch runs of operations whose arguments are the same every few steps as one graph.
   bool captures = false;
   // On a GPU: operations are timed in every so many steps; in others, only steps are.
   int32_t timed_steps_apart = 1;

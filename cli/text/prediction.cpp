@@ -372,7 +372,10 @@ std::string plan_text(const Plan& plan, std::optional<int64_t> buckets) {
           ? std::string("stay")
           : fmt::format("of {:.0f} % of the layers flow", 100 * *plan.weights.flow_share);
   const char* plural = plan.global_batch == 1 ? "" : "s";
-  const char* products = plan.products == ProductFormat::kFp8 ? ", products in fp8" : "";
+  const char* products = plan.products != ProductFormat::kFp8 ? ""
+                         : plan.weights.keep_codes
+                             ? ", products in fp8 of weights rounded once a step"
+                             : ", products in fp8";
   const bool wide = plan.gradients == GradientFormat::kF32 && plan.dtype != DType::kF32;
   const char* gradients = wide ? ", gradients in fp32" : "";
   const char* reuse = plan.memory_reuse == MemoryReuse::kAtOnce ? "; memory reused at once" : "";

@@ -188,6 +188,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
                 "add it to the machine's file or set numa to local");
   }
   if (moves_state_by_kernels(plan.optimizer)) check_direct();
+  if (plan.weights.keep_codes) check_kept_codes(stack);
   add_capacities();
   if (measurements == nullptr) return;
   for (const auto& [key, measurement] : *measurements) measured_[key] = measurement.median;

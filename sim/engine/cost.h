@@ -134,6 +134,7 @@ class CostModel {
   int64_t threads_of(const Op& op) const;
   double torch_adam_rate() const;
   Alone copy(const CopyWork& work) const;
+  static void check_kept_codes(const Stack& stack);
   void check_direct() const;
   Alone direct(const BucketWork& work) const;
   void add_direct_demands(const BucketWork& work, OpCost& cost) const;

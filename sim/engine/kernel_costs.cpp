@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/base/error.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/tables/kernel_model.h"
 
@@ -47,6 +48,16 @@ Duration CostModel::product_time(const GemmWork& work, int64_t batch) const {
     if (time) return without_start(*time);
   }
   return batched_gemm_time(work, batch, matrix_unit(dtype));
+}
+
+// How a framework rounds weights is one of its facts.
+void CostModel::check_kept_codes(const Stack& stack) {
+  if (stack.memory_is_planned()) return;
+  throw Error(
+      "stack " + stack.name + ": weights.keep_codes",
+      "is a choice of Ballast's own products; how the framework rounds weights is a fact of "
+      "its stack (fp8_weights)",
+      "predict it with --stack ballast, or set plan.weights.keep_codes=false");
 }
 
 // The passes over its operands, then the product.

@@ -12,6 +12,7 @@ constexpr double kValuesOfAKernel = 18.0 / 8;
 constexpr int64_t kValuesOfALaunch = int64_t{320} * 65536;
 constexpr int64_t kFlashBackward = 3;
 constexpr int64_t kFp8Product = 5;
+constexpr int64_t kRoundingAFactor = 2;
 constexpr int64_t kFp8Expert = 2;
 constexpr int64_t kFindingAScale = 3;
 
@@ -56,7 +57,8 @@ struct KernelCount {
   int64_t operator()(std::monostate) const { return 0; }
   int64_t operator()(const GemmWork& work) const {
     if (work.by_expert) return work.experts * kernels_of_an_expert(work);
-    return work.format == ProductFormat::kFp8 ? kFp8Product : 1;
+    if (work.format != ProductFormat::kFp8) return 1;
+    return work.weight_codes == WeightCodes::kTakes ? kFp8Product - kRoundingAFactor : kFp8Product;
   }
   int64_t operator()(const AttentionWork& work) const {
     const int64_t kernel = work.kind == AttentionKind::kEager ? eager_kernels(work, op.phase)

@@ -67,25 +67,30 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 // gemm_formats.cpp: says of every product in what format it multiplies (Plan::products). Before any
 // other pass, so that what they copy or cut is right.
 void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& facts);
+// gemm_formats.cpp: which products make codes of weights and which take them
+// (WeightsPlan::keep_codes). After every pass that copies products.
+Graph weight_codes_pass(Graph graph);
 // gemm_formats.cpp: gives every 8-bit product a tensor for its operands' codes (Role::kCodes).
 // After every other pass, so that each operation has its own, for as long as it runs.
 Graph products_pass(Graph graph);
 // Where the codes of an operation's factors begin in it: m x k first, unless they are those of a
-// gradient that two products share, then k x n.
+// gradient that two products share, then k x n, unless they are those of a weight that many do.
 struct CodesLayout {
   Bytes second;
   Bytes whole;
 };
 CodesLayout codes_layout(const GemmWork& work);
-// Codes of a gradient for two products (Role::kGradientCodes): as stored, then turned over, then
-// the scale of each of the matrices that an operation may multiply it with, 256 bytes apart.
-struct GradientCodesLayout {
+// Codes that several products share, of a gradient or a weight (Role::kGradientCodes,
+// kWeightCodes): as stored, then turned over, then the scale of each of the matrices that an
+// operation may multiply it with, 256 bytes apart.
+struct SharedCodesLayout {
   Bytes turned;
   Bytes scales;
   Bytes whole;
 };
-inline constexpr int64_t kScalesOfGradient = 4;
-GradientCodesLayout gradient_codes_layout(const GemmWork& work);
+inline constexpr int64_t kSharedScales = 4;
+SharedCodesLayout gradient_codes_layout(const GemmWork& work);
+SharedCodesLayout weight_codes_layout(const GemmWork& work);
 
 // tensor.cpp: collectives of tensor parallelism around the products (Plan::tensor).
 Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts);

@@ -54,6 +54,7 @@ enum class KnobId : uint8_t {
   kGradients,
   kFlowShare,
   kWeightsLookAhead,
+  kKeepCodes,
   kPlacement,
   kBucketBytes,
   kGpuBuckets,

@@ -506,6 +506,18 @@ void check_fp8(const Plan& plan, const Model& model) {
   }
 }
 
+void check_kept_codes(const Plan& plan) {
+  if (!plan.weights.keep_codes) return;
+  if (plan.products != ProductFormat::kFp8) {
+    refuse("weights.keep_codes", "products as stored have no codes",
+           "use false, or set plan.products=fp8");
+  }
+  if (plan.pipeline > 1) {
+    refuse("weights.keep_codes", "stages of a pipeline make them before each product",
+           "use false, or a pipeline of 1");
+  }
+}
+
 // Every piece has a token, of a micro-batch that is still open as well: it may come to be of one
 // sequence.
 void check_loss_chunks(const Plan& plan) {
@@ -543,6 +555,7 @@ void check(const Plan& plan, const Model& model) {
            "use a shorter sequence");
   }
   if (plan.products == ProductFormat::kFp8) check_fp8(plan, model);
+  check_kept_codes(plan);
   if (plan.optimizer.placement == OptimizerPlacement::kNvme &&
       plan.optimizer.sync != SyncMode::kWait) {
     refuse("optimizer.sync", "a step whose state passes through from NVMe cannot be undone",

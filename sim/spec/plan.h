@@ -98,6 +98,9 @@ inline bool moves_state_by_kernels(const OptimizerPlan& plan) {
 struct WeightsPlan {
   std::optional<double> flow_share;  // share of the layers whose weights live in DRAM and flow
   int64_t look_ahead = 4;  // operations of the GPU between the fetch of a weight and its use
+  // Of 8-bit products: codes of weights are made once a step, in both orders, and kept till its
+  // end; else before each product. Not of experts.
+  bool keep_codes = false;
   bool operator==(const WeightsPlan&) const = default;
 };
 

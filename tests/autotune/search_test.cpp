@@ -68,6 +68,19 @@ TEST(Search, bounds_leave_the_same_best_where_kernels_read_and_write_cpu_memory)
   expect_same_best(plan, few_knobs(), gpu_machine());
 }
 
+// The first micro-batch makes the codes of weights, at a price that others do not pay.
+TEST(Search, bounds_leave_the_same_best_where_codes_of_weights_are_kept) {
+  Plan plan = fixed_plan();
+  plan.global_batch = 8;
+  plan.dtype = DType::kBf16;
+  plan.products = ProductFormat::kFp8;
+  plan.weights.keep_codes = true;
+  for (Machine machine : {gpu_machine(), host_machine()}) {
+    machine.gpu.matmul[DType::kE4m3] = machine.gpu.matmul[DType::kBf16];
+    expect_same_best(plan, few_knobs(), machine);
+  }
+}
+
 // Offloads everything, so that two lanes touch most of its memory.
 Plan offloading_plan() {
   Plan plan = fixed_plan();

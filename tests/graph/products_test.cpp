@@ -1,9 +1,12 @@
 // Products in fp8: which they are, their memory, and what plans cannot have them.
 #include <functional>
 #include <gtest/gtest.h>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 
+#include "sim/base/error.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {
@@ -113,6 +116,82 @@ TEST(products, what_a_pair_rounds_is_counted_once) {
   EXPECT_EQ(rounding_bytes(input).count, 5 * 3072);
   EXPECT_EQ(rounding_passes(input), 2);
   EXPECT_EQ(rounding_bytes(weight, 1).count, 5 * (3072 + 1024));
+}
+
+// The first product of the step that takes a weight, in the forward of its first micro-batch, makes
+// its codes for all: 8 weights, of two micro-batches with recomputation.
+TEST(products, kept_codes_of_a_weight_are_made_once_and_taken_by_all_later_products) {
+  Plan plan = fp8_plan();
+  plan.global_batch = 2 * plan.global_batch;
+  plan.weights.keep_codes = true;
+  plan.activations->fate.fill(ActivationFate::kRecompute);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
+  const Graph graph = build(model_of_sixteens(), plan);
+  std::map<std::pair<int, ModuleKind>, TensorId> made;
+  int64_t taken = 0, recomputed = 0;
+  for (const Op& op : graph.step.ops) {
+    if (!is_fp8(op)) continue;
+    const auto& work = std::get<GemmWork>(op.work);
+    const TensorId codes = codes_of(op, Role::kWeightCodes);
+    if (op.phase == Phase::kBackwardWeight) {
+      EXPECT_EQ(codes, -1);
+      EXPECT_EQ(work.weight_codes, WeightCodes::kOwn);
+      continue;
+    }
+    const auto [at, is_first] = made.try_emplace({op.label.layer, op.label.module}, codes);
+    EXPECT_EQ(codes, at->second) << describe(op);
+    EXPECT_EQ(work.weight_codes, is_first ? WeightCodes::kMakes : WeightCodes::kTakes);
+    if (is_first) {
+      EXPECT_EQ(op.phase, Phase::kForward);
+      EXPECT_EQ(op.label.micro_batch, 0);
+      EXPECT_EQ(graph.tensor(codes).bytes(), weight_codes_layout(work).whole);
+      EXPECT_GE(graph.tensor(codes).bytes().count, 2 * work.n * work.k);
+      EXPECT_EQ(graph.tensor(codes).category, Category::kWeights);
+    }
+    taken += !is_first;
+    recomputed += op.phase == Phase::kRecompute;
+  }
+  EXPECT_EQ(std::ssize(made), 8);
+  EXPECT_GT(recomputed, 0);
+  // Of each micro-batch and weight a forward and a backward, and what is recomputed.
+  EXPECT_EQ(taken + std::ssize(made), 8 * 2 * plan.accumulation() + recomputed);
+}
+
+// Of 32 tokens, 96 outputs and 32 inputs, 2 bytes a value: 1,024 values of the input are read twice
+// and written once; the weight's 3,072 are read twice and written in two orders, or not touched.
+TEST(products, what_kept_codes_spare_is_not_counted) {
+  GemmWork forward{32, 96, 32, DType::kBf16, false, ProductFormat::kFp8};
+  forward.weight_codes = WeightCodes::kMakes;
+  EXPECT_EQ(rounding_bytes(forward).count, 5 * 1024 + 6 * 3072);
+  EXPECT_EQ(rounding_passes(forward), 4);
+  EXPECT_EQ(codes_layout(forward).whole.count, 1024);
+  forward.weight_codes = WeightCodes::kTakes;
+  EXPECT_EQ(rounding_bytes(forward).count, 5 * 1024);
+  EXPECT_EQ(rounding_passes(forward), 2);
+  GemmWork input{32, 32, 96, DType::kBf16, false, ProductFormat::kFp8, Rounding::kSecond};
+  input.weight_codes = WeightCodes::kTakes;
+  EXPECT_EQ(rounding_bytes(input).count, 0);
+  EXPECT_EQ(rounding_passes(input), 0);
+  EXPECT_EQ(codes_layout(input).whole.count, 0);
+}
+
+TEST(products, codes_are_kept_of_8_bit_products_without_stages_alone) {
+  Plan plan = fp8_plan();
+  plan.weights.keep_codes = true;
+  check(plan, model_of_sixteens());
+  Plan stored = plan;
+  stored.products = ProductFormat::kAsStored;
+  Plan staged = plan;
+  staged.devices = staged.pipeline = 2;
+  for (const Plan& refused : {stored, staged}) {
+    try {
+      check(refused, model_of_sixteens());
+      FAIL() << "was not refused";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("weights.keep_codes"), std::string::npos)
+          << error.what();
+    }
+  }
 }
 
 // As planned memory they may lie where a value was that is not needed any more.

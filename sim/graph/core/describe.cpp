@@ -50,6 +50,8 @@ struct KeyOfWork {
     // Keys of what Ballast rounds itself are those of measurements in stores.
     if (w.rounding != Rounding::kJustInTime)
       text += fmt::format(" rounding {}", to_string(w.rounding));
+    if (w.weight_codes == WeightCodes::kMakes) text += " making codes of the weight";
+    if (w.weight_codes == WeightCodes::kTakes) text += " taking codes of the weight";
     return text;
   }
   std::string operator()(const AttentionWork& w) const {
@@ -216,9 +218,14 @@ Bytes rounding_bytes(const GemmWork& work, int64_t layouts) {
   const auto just_in_time = [&](int64_t elements) {
     return bytes_of(elements, work.dtype) * 2 + bytes_of(elements, DType::kE4m3);
   };
+  const auto of_second = [&]() -> Bytes {
+    if (work.weight_codes == WeightCodes::kTakes) return {};
+    if (work.weight_codes == WeightCodes::kOwn) return just_in_time(second);
+    return bytes_of(second, work.dtype) + in_layouts(second);
+  };
   switch (work.rounding) {
     case Rounding::kJustInTime:
-      return just_in_time(first + second);
+      return just_in_time(first) + of_second();
     case Rounding::kCurrent:
       return bytes_of(first, work.dtype) + in_layouts(first);
     case Rounding::kFirst:
@@ -226,9 +233,9 @@ Bytes rounding_bytes(const GemmWork& work, int64_t layouts) {
     case Rounding::kBoth:
       return in_layouts(first + second);
     case Rounding::kForNext:
-      return bytes_of(first, work.dtype) + in_layouts(first) + just_in_time(second);
+      return bytes_of(first, work.dtype) + in_layouts(first) + of_second();
     case Rounding::kSecond:
-      return just_in_time(second);
+      return of_second();
     case Rounding::kTransposed:
       return layouts == 1 ? Bytes{} : bytes_of(second, DType::kE4m3) * 2;
     case Rounding::kNone:
@@ -243,7 +250,8 @@ int64_t rounding_passes(const GemmWork& work, int64_t layouts) {
   // In the order of Rounding. Between the pass for the largest value and that for the codes one
   // kernel makes the scale.
   constexpr std::array<int64_t, 8> kPasses = {4, 3, 1, 2, 4, 2, 1, 0};
-  return kPasses.at(static_cast<size_t>(work.rounding));
+  const int64_t of_second = work.weight_codes == WeightCodes::kTakes ? 2 : 0;
+  return kPasses.at(static_cast<size_t>(work.rounding)) - of_second;
 }
 
 std::string_view to_string(Rounding rounding) {

@@ -230,6 +230,12 @@ enum class Rounding : uint8_t {
 };
 std::string_view to_string(Rounding rounding);
 
+// Where the codes of a weight come from, the second factor of a product that rounds it:
+//   kOwn    rounded for this product, as its Rounding says
+//   kMakes  rounded in both orders, for all products of the step that take it
+//   kTakes  made by an earlier product
+enum class WeightCodes : uint8_t { kOwn, kMakes, kTakes };
+
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
 // weight m=out, n=in, k=T.
 struct GemmWork {
@@ -237,7 +243,8 @@ struct GemmWork {
   DType dtype{};            // of operands in memory, and of the output unless it is wide
   bool accumulate = false;  // adds to what the output holds
   ProductFormat format = ProductFormat::kAsStored;
-  Rounding rounding = Rounding::kJustInTime;  // of 8-bit products
+  Rounding rounding = Rounding::kJustInTime;     // of 8-bit products
+  WeightCodes weight_codes = WeightCodes::kOwn;  // likewise
   // Experts whose weights these are: the tokens' rows lie one expert after another, as many as the
   // router sent to each, together the m (or, of a weight's gradient, the k) given. 0: one product.
   int64_t experts = 0;
@@ -368,6 +375,7 @@ enum class Role : uint8_t {
   kScratch,
   kCodes,          // where a product's operands are rounded to
   kGradientCodes,  // where the gradient of an output is, for both products that take it
+  kWeightCodes,    // where a weight is, for all products of the step
   kRouting,        // which experts a token is sent to
   kBalance,        // how evenly tokens were sent to experts
   kKeysValues,     // of a part of the sequences, attention's own last

@@ -1,6 +1,7 @@
 // Products of 8-bit factors: which they are, and the memory for their codes.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -165,15 +166,29 @@ void round_gradients_once(std::vector<Op>& ops) {
 // Addresses of codes are as aligned as those of tensors.
 constexpr int64_t kAlignment = 256;
 
-Access new_codes(Graph& graph, const Label& label, int64_t bytes, Role role) {
+struct NewCodes {
+  int64_t bytes = 0;
+  Category category{};
+  Role role{};
+};
+Access new_codes(Graph& graph, const Label& label, const NewCodes& made) {
   Tensor codes;
   codes.kind = TensorKind::kCodes;
-  codes.category = Category::kWorkspace;
+  codes.category = made.category;
   codes.place = Place::kHbm;
   codes.dtype = DType::kU8;
   codes.label = label;
-  codes.elements = bytes;
-  return write(add_tensor(graph, codes), role);
+  codes.elements = made.bytes;
+  return write(add_tensor(graph, codes), made.role);
+}
+
+// Each module of a layer multiplies with one weight.
+using WeightName = std::pair<int16_t, ModuleKind>;
+WeightName weight_of(const Op& op) { return {op.label.layer, op.label.module}; }
+
+SharedCodesLayout shared_layout(int64_t elements) {
+  const int64_t codes = round_up(elements, kAlignment);
+  return {{codes}, {2 * codes}, {2 * codes + kSharedScales * kAlignment}};
 }
 
 }  // namespace
@@ -193,27 +208,55 @@ void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& fa
   }
 }
 
-CodesLayout codes_layout(const GemmWork& work) {
-  const bool first = work.rounding != Rounding::kForNext && work.rounding != Rounding::kSecond;
-  const int64_t second = first ? round_up(work.m * work.k, kAlignment) : 0;
-  return {{second}, {second + round_up(work.k * work.n, kAlignment)}};
+Graph weight_codes_pass(Graph graph) {
+  std::set<WeightName> made;
+  for (Op& op : graph.step.ops) {
+    auto* work = std::get_if<GemmWork>(&op.work);
+    const bool takes = work != nullptr && work->format == ProductFormat::kFp8 &&
+                       work->experts == 0 && op.phase != Phase::kBackwardWeight;
+    if (!takes) continue;
+    const bool is_first = made.insert(weight_of(op)).second;
+    work->weight_codes = is_first ? WeightCodes::kMakes : WeightCodes::kTakes;
+  }
+  return graph;
 }
 
-GradientCodesLayout gradient_codes_layout(const GemmWork& work) {
-  const int64_t codes = round_up(work.m * work.k, kAlignment);
-  return {{codes}, {2 * codes}, {2 * codes + kScalesOfGradient * kAlignment}};
+CodesLayout codes_layout(const GemmWork& work) {
+  const bool has_first = work.rounding != Rounding::kForNext && work.rounding != Rounding::kSecond;
+  const int64_t second = has_first ? round_up(work.m * work.k, kAlignment) : 0;
+  const bool has_second = work.weight_codes == WeightCodes::kOwn;
+  return {{second}, {second + (has_second ? round_up(work.k * work.n, kAlignment) : 0)}};
+}
+
+SharedCodesLayout gradient_codes_layout(const GemmWork& work) {
+  return shared_layout(work.m * work.k);
+}
+SharedCodesLayout weight_codes_layout(const GemmWork& work) {
+  return shared_layout(work.n * work.k);
 }
 
 Graph products_pass(Graph graph) {
   std::vector<std::pair<Label, TensorId>> of_gradients;  // codes that the next product reads
+  std::map<WeightName, TensorId> of_weights;             // that all later ones do
   for (Op& op : graph.step.ops) {
     const auto* work = std::get_if<GemmWork>(&op.work);
     if (work == nullptr || work->format != ProductFormat::kFp8) continue;
     const int64_t own = codes_layout(*work).whole.count;
-    op.accesses.push_back(new_codes(graph, op.label, own, Role::kCodes));
+    if (own > 0) {
+      op.accesses.push_back(new_codes(graph, op.label, {own, Category::kWorkspace, Role::kCodes}));
+    }
+    if (work->weight_codes == WeightCodes::kMakes) {
+      const int64_t bytes = weight_codes_layout(*work).whole.count;
+      op.accesses.push_back(
+          new_codes(graph, op.label, {bytes, Category::kWeights, Role::kWeightCodes}));
+      of_weights[weight_of(op)] = op.accesses.back().tensor;
+    } else if (work->weight_codes == WeightCodes::kTakes) {
+      op.accesses.push_back(read(of_weights.at(weight_of(op)), Role::kWeightCodes));
+    }
     if (work->rounding == Rounding::kForNext) {
       const int64_t bytes = gradient_codes_layout(*work).whole.count;
-      op.accesses.push_back(new_codes(graph, op.label, bytes, Role::kGradientCodes));
+      op.accesses.push_back(
+          new_codes(graph, op.label, {bytes, Category::kWorkspace, Role::kGradientCodes}));
       of_gradients.emplace_back(op.label, op.accesses.back().tensor);
     } else if (work->rounding == Rounding::kSecond) {
       const auto made = std::find_if(of_gradients.begin(), of_gradients.end(),

@@ -70,6 +70,10 @@ constexpr Pass kPasses[] = {
      [](Graph graph, const PassContext& context) {
        return checkpoint_pass(std::move(graph), context.plan, context.facts);
      }},
+    {"weight codes", "passes/gemm_formats.cpp",
+     "which GEMMs make the 8-bit codes of weights, and which take those that were made",
+     [](const PassContext& context) { return context.plan.weights.keep_codes; },
+     [](Graph graph, const PassContext&) { return weight_codes_pass(std::move(graph)); }},
     {"expert overlap", "passes/routing.cpp",
      "which computation an exchange of tokens and experts runs beside, where a framework does so",
      [](const PassContext& context) {

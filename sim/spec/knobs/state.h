@@ -33,6 +33,16 @@ inline constexpr Knob kStateRows[] = {
          .help = "Operations of the GPU between the fetch of a weight and its use",
          .matters = "with weights.flow_share above 0",
          .matters_in = [](const Plan& plan) { return plan.weights.flow_share.value_or(0) > 0; }}),
+    knob<&WeightsPlan::keep_codes>(
+        {.id = KnobId::kKeepCodes,
+         .path = "weights.keep_codes",
+         .group = kWeights,
+         .may_be_absent = true,
+         .help =
+             "8-bit codes of weights are made once a step and kept on the GPU, 2 bytes a value, "
+             "instead of before each product",
+         .matters = "with products fp8",
+         .matters_in = [](const Plan& plan) { return plan.products == ProductFormat::kFp8; }}),
     knob<&OptimizerPlan::placement>(
         {.id = KnobId::kPlacement,
          .path = "optimizer.placement",

@@ -63,8 +63,8 @@ TEST(Fp8Products, factors_of_small_integers_give_the_exact_product_in_every_orie
         const CudaMemory codes(runtime, CudaMemoryKind::kDevice, codes_layout({kM, kN, kK}).whole,
                                "codes");
         const CudaMemory scratch(runtime, CudaMemoryKind::kDevice, fp8_scratch_bytes(), "scratch");
-        multiply_in_fp8({gemm, {gradient}, codes.data(), nullptr, scratch.data()}, {kM, kN, kK},
-                        products, {});
+        multiply_in_fp8({gemm, {gradient}, {codes.data()}, scratch.data()}, {kM, kN, kK}, products,
+                        {});
         EXPECT_EQ(*count, 1);
         EXPECT_EQ(out, exact);
       }

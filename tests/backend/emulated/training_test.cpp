@@ -357,6 +357,35 @@ TEST(EmulatedTraining, products_in_fp8_go_the_way_of_those_in_bf16) {
   }
 }
 
+// Codes of weights that are kept are those that each product would make: with one matrix an
+// operation and with several, stored either way, of several micro-batches and recomputed.
+TEST(EmulatedTraining, kept_codes_of_weights_are_those_of_each_use) {
+  const TrainerOptions options = on_emulated_cuda(tiny::options_for(10));
+  for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
+    Plan each_use = fp8_plan(ProductFormat::kFp8);
+    each_use.global_batch = 4;
+    each_use.micro_batch = 1;
+    const tiny::Outcome reference = tiny::train(model, each_use, options, kSteps, true);
+    Plan kept = each_use;
+    kept.weights.keep_codes = true;
+    Plan recomputing = kept;
+    recomputing.activations = tiny::all_activations(ActivationFate::kRecompute);
+    Plan speculating = tiny::plan_of_both_homes(SyncMode::kSpeculate);
+    speculating.global_batch = each_use.global_batch;
+    speculating.micro_batch = each_use.micro_batch;
+    speculating.sequence_length = each_use.sequence_length;
+    speculating.dtype = each_use.dtype;
+    speculating.products = each_use.products;
+    speculating.weights.keep_codes = true;
+    std::vector<Plan> plans = {kept};
+    if (model.architecture == "qwen2") plans.insert(plans.end(), {recomputing, speculating});
+    for (const Plan& plan : plans) {
+      const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, true);
+      EXPECT_TRUE(tiny::same_bits(outcome.parameters, reference.parameters)) << model.name;
+    }
+  }
+}
+
 TEST(EmulatedTraining, losses_in_fp8_fall_with_those_in_bf16_and_repeat_bit_by_bit) {
   constexpr int kMore = 12;
   const TrainerOptions options = on_emulated_cuda(tiny::options_for(kMore));
