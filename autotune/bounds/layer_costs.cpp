@@ -316,13 +316,20 @@ void add_least_memory(const Profiled& part, LayerProfile& profile) {
 
 // One micro-batch of what is profiled, as the framework with these facts runs it. Where it steps
 // says what it keeps in 16 bits.
+// One micro-batch stands for all, so none makes the codes of weights, which the first alone does.
 Graph timed_graph(const Profiled& part, const Plan& timed, const std::optional<StackFacts>& facts) {
   Plan sample = sample_plan(timed, 1);
-  if (!facts) return forward_backward_graph(part.model, sample);
-  if (timed.optimizer.placement == OptimizerPlacement::kGpu) {
+  if (facts && timed.optimizer.placement == OptimizerPlacement::kGpu) {
     sample.optimizer.placement = OptimizerPlacement::kGpu;
   }
-  return forward_backward_graph(part.model, sample, facts_of(*facts, timed));
+  Graph graph = facts ? forward_backward_graph(part.model, sample, facts_of(*facts, timed))
+                      : forward_backward_graph(part.model, sample);
+  for (Op& op : graph.step.ops) {
+    auto* work = std::get_if<GemmWork>(&op.work);
+    if (work == nullptr || work->weight_codes != WeightCodes::kMakes) continue;
+    work->weight_codes = WeightCodes::kTakes;
+  }
+  return graph;
 }
 
 LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs,

@@ -11,7 +11,7 @@ namespace {
 namespace cuda = kernels::cuda;
 
 // After the kernels' scratch.
-constexpr Bytes kScales{256};
+constexpr Bytes kScales{kCodesAlignment};
 constexpr int64_t kSecondScale = 128;
 
 // What one factor becomes: its rows along the summed side, codes next to each other.

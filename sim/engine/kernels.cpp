@@ -12,7 +12,6 @@ constexpr double kValuesOfAKernel = 18.0 / 8;
 constexpr int64_t kValuesOfALaunch = int64_t{320} * 65536;
 constexpr int64_t kFlashBackward = 3;
 constexpr int64_t kFp8Product = 5;
-constexpr int64_t kRoundingAFactor = 2;
 constexpr int64_t kFp8Expert = 2;
 constexpr int64_t kFindingAScale = 3;
 
@@ -58,7 +57,8 @@ struct KernelCount {
   int64_t operator()(const GemmWork& work) const {
     if (work.by_expert) return work.experts * kernels_of_an_expert(work);
     if (work.format != ProductFormat::kFp8) return 1;
-    return work.weight_codes == WeightCodes::kTakes ? kFp8Product - kRoundingAFactor : kFp8Product;
+    const bool own = work.weight_codes == WeightCodes::kOwn;
+    return own ? kFp8Product : 1 + rounding_passes(work);
   }
   int64_t operator()(const AttentionWork& work) const {
     const int64_t kernel = work.kind == AttentionKind::kEager ? eager_kernels(work, op.phase)

@@ -29,6 +29,7 @@ std::string_view gpu_remedy(Category category, const Plan& plan) {
   const bool optimizer_on_gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
   switch (category) {
     case Category::kWeights:
+      if (plan.weights.keep_codes) return "set weights.keep_codes=false";
       return "let more weights flow (weights.flow_share) or use more devices";
     case Category::kGradients:
       return optimizer_on_gpu ? "move the optimizer to the CPU (optimizer.placement)"

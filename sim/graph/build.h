@@ -89,6 +89,7 @@ struct SharedCodesLayout {
   Bytes whole;
 };
 inline constexpr int64_t kSharedScales = 4;
+inline constexpr int64_t kCodesAlignment = 256;  // bytes, of codes and scales
 SharedCodesLayout gradient_codes_layout(const GemmWork& work);
 SharedCodesLayout weight_codes_layout(const GemmWork& work);
 

@@ -169,6 +169,33 @@ TEST(CellBound, no_plan_in_parts_is_faster_or_smaller_than_its_cell) {
   expect_no_plan_beats_its_cell(3, 613);
 }
 
+// Codes of weights are made in one of sixteen micro-batches.
+TEST(CellBound, no_plan_that_keeps_codes_of_weights_is_faster_than_its_cell) {
+  const Model model = small_model();
+  Machine machine = many(1);
+  machine.gpu.matmul[DType::kE4m3] = machine.gpu.matmul[DType::kBf16];
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
+  LayerProfiles layers(model, costs);
+  StepFloors floors(costs);
+  const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
+  Plan plan = fixed_plan();
+  plan.global_batch = 16;
+  plan.micro_batch = 1;
+  plan.sequence_length = 16;  // few tokens, so that weights are most of what is rounded
+  plan.dtype = DType::kBf16;
+  plan.products = ProductFormat::kFp8;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  for (const bool keeps : {false, true}) {
+    plan.weights.keep_codes = keeps;
+    const Space space = space_of(model, plan, OpenKnobs{});
+    layers.prepare({plan}, 1);
+    const Duration cell = cell_time(model, plan, layers.of(plan), floors.of(plan, space), usable);
+    const Duration step = step_time_of(build(model, plan), plan, costs);
+    EXPECT_LE(cell, step);
+    EXPECT_GT(cell.seconds(), 0.5 * step.seconds());
+  }
+}
+
 // What returns by module, and leaves by size and stage, is counted as gone, and as no copy.
 ActivationPlan by_module() {
   ActivationPlan plan;

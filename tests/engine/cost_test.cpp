@@ -99,6 +99,16 @@ TEST(Cost, products_in_fp8_are_measured_apart) {
   EXPECT_EQ(cost_key(stored), "gemm forward m=128 n=256 k=896 bf16");
   EXPECT_EQ(cost_key(rounded), "gemm forward m=128 n=256 k=896 bf16 in fp8");
   EXPECT_EQ(cost_group(rounded), "gemm forward bf16 in fp8");
+  // What a product makes or takes of others is no measure of one that rounds both factors.
+  std::set<std::string> keys, groups;
+  for (const WeightCodes codes : {WeightCodes::kOwn, WeightCodes::kMakes, WeightCodes::kTakes}) {
+    Op op = rounded;
+    std::get<GemmWork>(op.work).weight_codes = codes;
+    keys.insert(cost_key(op));
+    groups.insert(cost_group(op));
+  }
+  EXPECT_EQ(keys.size(), 3U);
+  EXPECT_EQ(groups.size(), 3U);
 }
 
 // The smallest tile with 64 rows that suits 256 columns is 64 x 128: two of them in turn, each

@@ -157,6 +157,35 @@ TEST(products, kept_codes_of_a_weight_are_made_once_and_taken_by_all_later_produ
   EXPECT_EQ(taken + std::ssize(made), 8 * 2 * plan.accumulation() + recomputed);
 }
 
+// Latent attention has several weights in one module, of which each has its own.
+TEST(products, kept_codes_of_chained_weights_are_apart) {
+  Model model = tiny::deepseek_v3({.layers = 2});
+  model.hidden = model.query_rank = 32;
+  model.kv_rank = model.rope_size = 16;
+  model.head_size = 48;
+  model.value_size = 16;
+  model.ffn = 64;
+  model.expert_ffn = 32;
+  Plan plan = fp8_plan();
+  plan.weights.keep_codes = true;
+  ASSERT_NO_THROW(check(plan, model));
+  const Graph graph = build(model, plan);
+  std::map<TensorId, std::set<std::pair<ModuleKind, ChainPart>>> takers;
+  int64_t dense = 0;
+  for (const Op& op : graph.step.ops) {
+    if (!is_fp8(op) || op.phase == Phase::kBackwardWeight) continue;
+    const auto& work = std::get<GemmWork>(op.work);
+    EXPECT_EQ(codes_of(op, Role::kWeightCodes) < 0, work.experts > 0) << describe(op);
+    if (work.experts > 0) continue;
+    const TensorId codes = codes_of(op, Role::kWeightCodes);
+    EXPECT_EQ(graph.tensor(codes).bytes(), weight_codes_layout(work).whole) << describe(op);
+    takers[codes].emplace(op.label.module, op.label.part);
+    ++dense;
+  }
+  EXPECT_GT(dense, 20);
+  for (const auto& [codes, names] : takers) EXPECT_EQ(names.size(), 1U);
+}
+
 // Of 32 tokens, 96 outputs and 32 inputs, 2 bytes a value: 1,024 values of the input are read twice
 // and written once; the weight's 3,072 are read twice and written in two orders, or not touched.
 TEST(products, what_kept_codes_spare_is_not_counted) {

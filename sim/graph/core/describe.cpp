@@ -50,9 +50,7 @@ struct KeyOfWork {
     // Keys of what Ballast rounds itself are those of measurements in stores.
     if (w.rounding != Rounding::kJustInTime)
       text += fmt::format(" rounding {}", to_string(w.rounding));
-    if (w.weight_codes == WeightCodes::kMakes) text += " making codes of the weight";
-    if (w.weight_codes == WeightCodes::kTakes) text += " taking codes of the weight";
-    return text;
+    return text.append(to_string(w.weight_codes));
   }
   std::string operator()(const AttentionWork& w) const {
     std::string text =
@@ -221,7 +219,8 @@ Bytes rounding_bytes(const GemmWork& work, int64_t layouts) {
   const auto of_second = [&]() -> Bytes {
     if (work.weight_codes == WeightCodes::kTakes) return {};
     if (work.weight_codes == WeightCodes::kOwn) return just_in_time(second);
-    return bytes_of(second, work.dtype) + in_layouts(second);
+    // In both orders, whichever the GPU's products want.
+    return bytes_of(second, work.dtype) * 2 + bytes_of(second, DType::kE4m3) * 2;
   };
   switch (work.rounding) {
     case Rounding::kJustInTime:
@@ -258,6 +257,18 @@ std::string_view to_string(Rounding rounding) {
   constexpr std::array<std::string_view, 8> kNames = {
       "just in time", "current", "first", "both", "for the next", "second", "transposed", "none"};
   return kNames.at(static_cast<size_t>(rounding));
+}
+
+std::string_view to_string(WeightCodes codes) {
+  switch (codes) {
+    case WeightCodes::kOwn:
+      return "";
+    case WeightCodes::kMakes:
+      return " making codes of the weight";
+    case WeightCodes::kTakes:
+      return " taking codes of the weight";
+  }
+  CHECK(false);
 }
 
 Bytes bytes_of(const Work& work) {

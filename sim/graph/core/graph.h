@@ -235,6 +235,7 @@ std::string_view to_string(Rounding rounding);
 //   kMakes  rounded in both orders, for all products of the step that take it
 //   kTakes  made by an earlier product
 enum class WeightCodes : uint8_t { kOwn, kMakes, kTakes };
+std::string_view to_string(WeightCodes codes);  // behind a space, as in cost_key; "" for kOwn
 
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
 // weight m=out, n=in, k=T.

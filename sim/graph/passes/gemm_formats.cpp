@@ -163,9 +163,6 @@ void round_gradients_once(std::vector<Op>& ops) {
   }
 }
 
-// Addresses of codes are as aligned as those of tensors.
-constexpr int64_t kAlignment = 256;
-
 struct NewCodes {
   int64_t bytes = 0;
   Category category{};
@@ -182,13 +179,13 @@ Access new_codes(Graph& graph, const Label& label, const NewCodes& made) {
   return write(add_tensor(graph, codes), made.role);
 }
 
-// Each module of a layer multiplies with one weight.
-using WeightName = std::pair<int16_t, ModuleKind>;
-WeightName weight_of(const Op& op) { return {op.label.layer, op.label.module}; }
+// Each module of a layer multiplies with one weight, or each of its parts does.
+using WeightName = std::tuple<int16_t, ModuleKind, ChainPart>;
+WeightName weight_of(const Op& op) { return {op.label.layer, op.label.module, op.label.part}; }
 
 SharedCodesLayout shared_layout(int64_t elements) {
-  const int64_t codes = round_up(elements, kAlignment);
-  return {{codes}, {2 * codes}, {2 * codes + kSharedScales * kAlignment}};
+  const int64_t codes = round_up(elements, kCodesAlignment);
+  return {{codes}, {2 * codes}, {2 * codes + kSharedScales * kCodesAlignment}};
 }
 
 }  // namespace
@@ -223,9 +220,9 @@ Graph weight_codes_pass(Graph graph) {
 
 CodesLayout codes_layout(const GemmWork& work) {
   const bool has_first = work.rounding != Rounding::kForNext && work.rounding != Rounding::kSecond;
-  const int64_t second = has_first ? round_up(work.m * work.k, kAlignment) : 0;
+  const int64_t second = has_first ? round_up(work.m * work.k, kCodesAlignment) : 0;
   const bool has_second = work.weight_codes == WeightCodes::kOwn;
-  return {{second}, {second + (has_second ? round_up(work.k * work.n, kAlignment) : 0)}};
+  return {{second}, {second + (has_second ? round_up(work.k * work.n, kCodesAlignment) : 0)}};
 }
 
 SharedCodesLayout gradient_codes_layout(const GemmWork& work) {
@@ -251,7 +248,11 @@ Graph products_pass(Graph graph) {
           new_codes(graph, op.label, {bytes, Category::kWeights, Role::kWeightCodes}));
       of_weights[weight_of(op)] = op.accesses.back().tensor;
     } else if (work->weight_codes == WeightCodes::kTakes) {
-      op.accesses.push_back(read(of_weights.at(weight_of(op)), Role::kWeightCodes));
+      const TensorId made = of_weights.at(weight_of(op));
+      // What is computed again may be a part of the product.
+      CHECK(op.phase == Phase::kRecompute ||
+            graph.tensor(made).bytes() == weight_codes_layout(*work).whole);
+      op.accesses.push_back(read(made, Role::kWeightCodes));
     }
     if (work->rounding == Rounding::kForNext) {
       const int64_t bytes = gradient_codes_layout(*work).whole.count;

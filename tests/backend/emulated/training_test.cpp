@@ -382,6 +382,8 @@ TEST(EmulatedTraining, kept_codes_of_weights_are_those_of_each_use) {
     for (const Plan& plan : plans) {
       const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, true);
       EXPECT_TRUE(tiny::same_bits(outcome.parameters, reference.parameters)) << model.name;
+      // What is done again makes them again.
+      EXPECT_EQ(outcome.rollbacks > 0, plan.optimizer.sync == SyncMode::kSpeculate);
     }
   }
 }
