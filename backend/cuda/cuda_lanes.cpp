@@ -245,66 +245,70 @@ void CudaLanes::end(const Program& program, OpId id, int32_t step) {
   if (kind_of(lane) == LaneKind::kCompute) clock_.keep_near();
 }
 
-std::vector<Edge> CudaLanes::waits_within(Run run, size_t i) const {
-  std::vector<Edge> found;
-  if (i == 0) return found;  // waits before the graph is launched
+CudaLanes::Run CudaLanes::run_of(std::span<const OpId> ops) const {
   const Program& program = graph_.step;
-  const auto index = static_cast<size_t>(run[i]);
-  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
-    const Edge edge = program.edges[static_cast<size_t>(e)];
-    const LaneId other = program.ops[static_cast<size_t>(edge.op)].lane;
-    if (!queues(other) || !step_edges_.must_wait(run[i], edge.op)) continue;
-    CHECK(other != program.ops[index].lane);  // the order of the stream
-    found.push_back(edge);
+  Run run;
+  for (const OpId id : ops) {
+    RunOp& each = run.emplace_back();
+    each.op = id;
+    each.begins_stretch = run.size() == 1;
+    if (run.size() == 1) continue;  // waits before the graph is launched
+    const auto index = static_cast<size_t>(id);
+    for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+      const Edge edge = program.edges[static_cast<size_t>(e)];
+      const LaneId other = program.ops[static_cast<size_t>(edge.op)].lane;
+      if (!queues(other) || !step_edges_.must_wait(id, edge.op)) continue;
+      CHECK(other != program.ops[index].lane);  // the order of the stream
+      each.waits.push_back(edge);
+    }
+    each.begins_stretch = timed_steps_apart_ == 1 && !each.waits.empty();
   }
-  return found;
+  for (size_t i = 0; i < run.size(); ++i) {
+    run[i].ends_stretch =
+        i + 1 == run.size() || is_followed(program, run[i].op) || run[i + 1].begins_stretch;
+  }
+  return run;
 }
 
-bool CudaLanes::begins_stretch(Run run, size_t i) const {
-  return i == 0 || (timed_steps_apart_ == 1 && !waits_within(run, i).empty());
-}
-
-bool CudaLanes::ends_stretch(Run run, size_t i) const {
-  return i + 1 == run.size() || is_followed(graph_.step, run[i]) || begins_stretch(run, i + 1);
-}
-
-CudaStream CudaLanes::begin_run(Run run, int32_t step) {
+CudaStream CudaLanes::begin_run(const Run& run, int32_t step) {
   runtime_.bind_thread();
   const Program& program = graph_.step;
-  const LaneId lane = program.ops[static_cast<size_t>(run.front())].lane;
-  for (size_t i = 0; i < run.size(); ++i) {
-    Ticket& each = ticket(program, run[i], step);
-    settle(each, lane);
-    make_events(each, lane, begins_stretch(run, i), ends_stretch(run, i));
-    each.step = step;
-    for (const Edge& edge : waits_within(run, i)) {
+  const OpId first = run.front().op;
+  const LaneId lane = program.ops[static_cast<size_t>(first)].lane;
+  for (const RunOp& each : run) {
+    Ticket& mine = ticket(program, each.op, step);
+    settle(mine, lane);
+    make_events(mine, lane, each.begins_stretch, each.ends_stretch);
+    mine.step = step;
+    for (const Edge& edge : each.waits) {
       CHECK(ticket(program, edge.op, step - edge.steps_ahead).step == step - edge.steps_ahead);
     }
   }
-  if (is_timed(program, run.front(), step)) {
-    runtime_.record(ticket(program, run.front(), step).begin, stream(lane));
+  if (is_timed(program, first, step)) {
+    runtime_.record(ticket(program, first, step).begin, stream(lane));
   }
   return stream(lane);
 }
 
-void CudaLanes::end_run(Run run, int32_t step) {
+void CudaLanes::end_run(const Run& run, int32_t step) {
   const Program& program = graph_.step;
-  const LaneId lane = program.ops[static_cast<size_t>(run.front())].lane;
-  const bool all = is_timed(program, run.front(), step);
+  const LaneId lane = program.ops[static_cast<size_t>(run.front().op)].lane;
+  const bool all = is_timed(program, run.front().op, step);
   CudaEvent begin;
   bool any = false;
   for (size_t first = 0; first < run.size();) {
     size_t last = first;
-    while (!ends_stretch(run, last)) ++last;
-    if (begins_stretch(run, first)) begin = ticket(program, run[first], step).begin;
-    const CudaEvent end = ticket(program, run[last], step).end;
+    while (!run[last].ends_stretch) ++last;
+    if (run[first].begins_stretch) begin = ticket(program, run[first].op, step).begin;
+    const CudaEvent end = ticket(program, run[last].op, step).end;
     for (size_t i = first; i <= last; ++i) {
-      if (!is_timed(program, run[i], step)) continue;
-      Ticket& mine = ticket(program, run[i], step);
+      const OpId id = run[i].op;
+      if (!is_timed(program, id, step)) continue;
+      Ticket& mine = ticket(program, id, step);
       mine.in_flight = any = true;
       const bool has_time = all && i == first;
       in_flight_[static_cast<size_t>(lane)].push_back(
-          {run[i], step, &mine, has_time ? begin : end, end});
+          {id, step, &mine, has_time ? begin : end, end});
     }
     begin = end;
     first = last + 1;
@@ -312,26 +316,25 @@ void CudaLanes::end_run(Run run, int32_t step) {
   if (any) clock_.keep_near();
 }
 
-void CudaLanes::begin_noting(Run run, size_t i, int32_t step) {
+void CudaLanes::begin_noting(const Run& run, size_t i, int32_t step) {
   const Program& program = graph_.step;
-  const CudaStream here = stream(program.ops[static_cast<size_t>(run[i])].lane);
-  runtime_.push_range(step_names_[static_cast<size_t>(run[i])].c_str());
-  for (const Edge& edge : waits_within(run, i)) {
+  const RunOp& each = run[i];
+  const CudaStream here = stream(program.ops[static_cast<size_t>(each.op)].lane);
+  runtime_.push_range(step_names_[static_cast<size_t>(each.op)].c_str());
+  for (const Edge& edge : each.waits) {
     const CudaEvent end = ticket(program, edge.op, step - edge.steps_ahead).end;
     CHECK(end.native != nullptr);
     runtime_.wait(here, end);
   }
   // The first's is recorded before the launch, of timed steps alone.
-  if (i > 0 && begins_stretch(run, i)) {
-    runtime_.record(ticket(program, run[i], step).begin, here);
-  }
+  if (i > 0 && each.begins_stretch) runtime_.record(ticket(program, each.op, step).begin, here);
 }
 
-void CudaLanes::end_noting(Run run, size_t i, int32_t step) {
+void CudaLanes::end_noting(const Run& run, size_t i, int32_t step) {
   const Program& program = graph_.step;
-  if (ends_stretch(run, i)) {
-    runtime_.record(ticket(program, run[i], step).end,
-                    stream(program.ops[static_cast<size_t>(run[i])].lane));
+  if (run[i].ends_stretch) {
+    runtime_.record(ticket(program, run[i].op, step).end,
+                    stream(program.ops[static_cast<size_t>(run[i].op)].lane));
   }
   runtime_.pop_range();
 }

@@ -90,14 +90,21 @@ class CudaLanes {
   // Instead of both, for a run of the step's operations that is launched as one graph in between.
   // Its operations are timed from one event to the next: the first of a stretch has its time, the
   // others none. Where all steps are timed no stretch goes on over a wait.
-  using Run = std::span<const OpId>;
-  CudaStream begin_run(Run run, int32_t step);
-  void end_run(Run run, int32_t step);
+  struct RunOp {
+    OpId op = -1;
+    std::vector<Edge> waits;  // what it waits for within the run, by its edges
+    bool begins_stretch = false, ends_stretch = false;
+  };
+  using Run = std::vector<RunOp>;
+  // Once, so that no launch looks for it.
+  Run run_of(std::span<const OpId> ops) const;
+  CudaStream begin_run(const Run& run, int32_t step);
+  void end_run(const Run& run, int32_t step);
   // Around operation `i` of a run while its stream captures: what it waits for, unless it is the
   // first, and what follows it are nodes of the graph. They are events of this step, whose turn
   // comes again after kEventSteps.
-  void begin_noting(Run run, size_t i, int32_t step);
-  void end_noting(Run run, size_t i, int32_t step);
+  void begin_noting(const Run& run, size_t i, int32_t step);
+  void end_noting(const Run& run, size_t i, int32_t step);
 
   // As Device says. The GPU is asked now and then what has finished, and always when it is drained.
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
@@ -133,10 +140,6 @@ class CudaLanes {
   // first times were asked for.
   void settle(const Ticket& ticket, LaneId lane);
   void make_events(Ticket& ticket, LaneId lane, bool begins, bool ends);
-  // What operation `i` of a run waits for within it, by its edges.
-  std::vector<Edge> waits_within(Run run, size_t i) const;
-  bool begins_stretch(Run run, size_t i) const;
-  bool ends_stretch(Run run, size_t i) const;
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
   void wait_for(CudaEvent event);
 

@@ -157,8 +157,7 @@ std::vector<CudaSegment> cuda_segments(const Graph& graph, int32_t steps,
 
 CudaSegments::CudaSegments(const Graph& graph, CudaRuntime& runtime, CudaLanes& lanes,
                            std::vector<CudaSegment> segments, Enqueue enqueue)
-    : graph_(graph),
-      runtime_(runtime),
+    : runtime_(runtime),
       lanes_(lanes),
       enqueue_(std::move(enqueue)),
       recorded_of_(graph.step.ops.size(), -1) {
@@ -168,7 +167,11 @@ CudaSegments::CudaSegments(const Graph& graph, CudaRuntime& runtime, CudaLanes& 
     }
     std::string name = fmt::format("{} operations from {} on", segment.ops.size(),
                                    describe(graph.op(segment.ops.front())));
-    recorded_.push_back({.segment = std::move(segment), .name = std::move(name), .graphs = {}});
+    CudaLanes::Run run = lanes.run_of(segment.ops);
+    recorded_.push_back({.segment = std::move(segment),
+                         .run = std::move(run),
+                         .name = std::move(name),
+                         .graphs = {}});
   }
 }
 
@@ -197,22 +200,22 @@ bool CudaSegments::launch(OpId id, int32_t step) {
   if (recorded.first_step < 0) recorded.first_step = step;
   recorded.is_launched = step >= recorded.first_step + kPlainSteps;
   if (!recorded.is_launched) return false;
-  const CudaStream stream = lanes_.begin_run(ops, step);
+  const CudaStream stream = lanes_.begin_run(recorded.run, step);
   CudaGraph& graph = recorded.graphs[static_cast<size_t>(step % CudaLanes::kEventSteps)];
-  if (graph.native == nullptr) graph = record(recorded.segment, step, stream);
+  if (graph.native == nullptr) graph = record(recorded.run, step, stream);
   runtime_.push_range(recorded.name.c_str());
   runtime_.launch(graph, stream);
   runtime_.pop_range();
-  lanes_.end_run(ops, step);
+  lanes_.end_run(recorded.run, step);
   return true;
 }
 
-CudaGraph CudaSegments::record(const CudaSegment& segment, int32_t step, CudaStream stream) {
+CudaGraph CudaSegments::record(const CudaLanes::Run& run, int32_t step, CudaStream stream) {
   Capture capture(runtime_, stream);
-  for (size_t i = 0; i < segment.ops.size(); ++i) {
-    lanes_.begin_noting(segment.ops, i, step);
-    enqueue_(segment.ops[i], step, stream);
-    lanes_.end_noting(segment.ops, i, step);
+  for (size_t i = 0; i < run.size(); ++i) {
+    lanes_.begin_noting(run, i, step);
+    enqueue_(run[i].op, step, stream);
+    lanes_.end_noting(run, i, step);
   }
   return capture.end();
 }

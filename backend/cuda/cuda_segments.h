@@ -56,16 +56,16 @@ class CudaSegments {
  private:
   struct Recorded {
     CudaSegment segment;
-    std::string name;  // for profilers and messages
+    CudaLanes::Run run;  // its operations
+    std::string name;    // for profilers and messages
     int32_t first_step = -1;
     bool is_launched = false;  // what its first operation did last
     std::array<CudaGraph, CudaLanes::kEventSteps> graphs;
   };
 
   const Recorded* run_of(OpId id) const;
-  CudaGraph record(const CudaSegment& segment, int32_t step, CudaStream stream);
+  CudaGraph record(const CudaLanes::Run& run, int32_t step, CudaStream stream);
 
-  const Graph& graph_;
   CudaRuntime& runtime_;
   CudaLanes& lanes_;
   Enqueue enqueue_;

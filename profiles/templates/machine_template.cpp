@@ -249,7 +249,7 @@ class Assembly {
 
   // The wires of a shipped machine.
   std::optional<Interconnect> shipped(const char* flag, const std::string& name,
-                                      std::optional<Interconnect> Machine::*which) {
+                                      std::optional<Interconnect> Machine::* which) {
     const Machine machine = load_machine(meant_by(name, "machines").name);
     const std::optional<Interconnect>& wires = machine.*which;
     if (!wires) {
