@@ -39,8 +39,8 @@ inline constexpr Knob kStateRows[] = {
          .group = kWeights,
          .may_be_absent = true,
          .help =
-             "8-bit codes of weights are made once a step and kept on the GPU, 2 bytes a value, "
-             "instead of before each product",
+             "8-bit codes of weights, but those of experts, are made once a step and kept on the "
+             "GPU, 2 bytes a value, instead of before each product",
          .matters = "with products fp8",
          .matters_in = [](const Plan& plan) { return plan.products == ProductFormat::kFp8; }}),
     knob<&OptimizerPlan::placement>(
