@@ -1,4 +1,5 @@
-// The CPU kernels of the optimizer's path, behind one table of functions chosen at start-up.
+// The CPU kernels of the optimizer's path and of a training's start, behind one table of functions
+// chosen once.
 //
 // Includes nothing of ours, owns no memory, starts no thread: callers cut the work and pin the
 // threads (threads.h does it for whole buckets). Every implementation gives the same bits as
@@ -97,6 +98,10 @@ struct Table {
 
   // values[i] = format(factor * values[i]).
   void (*scale)(void* values, Format format, float factor, int64_t count);
+
+  // out[i] = deviation * the normal deviate number first + i of the key's sequence, a function of
+  // these numbers alone (normal_deviates.h). first is a multiple of 4, as a counter gives four.
+  void (*normals)(uint64_t key, double deviation, int64_t first, float* out, int64_t count);
 
   // Copies bytes with stores that do not pass through the caches; no overlap.
   void (*copy_streaming)(const void* src, void* dst, int64_t bytes);

@@ -11,6 +11,7 @@
 
 #include <type_traits>
 
+#include "kernels/normal_deviates.h"
 #include "kernels/undo_codes.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_step.h"
@@ -292,6 +293,7 @@ constexpr Table table_of(std::string_view name) {
           .adam_step_with_undo = adam_step_with_undo<V>,
           .adam_undo = adam_undo<V>,
           .scale = scale<V>,
+          .normals = normals_in_blocks,
           .copy_streaming = copy_streaming<V>};
 }
 

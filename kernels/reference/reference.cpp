@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/kernels.h"
+#include "kernels/normal_deviates.h"
 #include "kernels/reference/convert.h"
 #include "kernels/step_constants.h"
 #include "kernels/tables.h"
@@ -165,6 +166,7 @@ constinit const Table kReferenceTable = {
     .adam_step_with_undo = adam_step_with_undo,
     .adam_undo = adam_undo,
     .scale = scale,
+    .normals = normals_in_blocks,
     .copy_streaming = copy,
 };
 

@@ -24,6 +24,7 @@ TEST(dispatch, every_table_is_found_by_its_name_and_has_every_function) {
     EXPECT_NE(table->adam_step_with_undo, nullptr);
     EXPECT_NE(table->adam_undo, nullptr);
     EXPECT_NE(table->scale, nullptr);
+    EXPECT_NE(table->normals, nullptr);
     EXPECT_NE(table->copy_streaming, nullptr);
   }
   EXPECT_EQ(find("mmx"), nullptr);
