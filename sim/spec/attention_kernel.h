@@ -11,9 +11,18 @@ namespace ballast {
 // Implementations of attention that never store the scores, each with its own rate. kFlash1 is
 // FlashAttention 1 (arXiv 2205.14135), kTriton the tutorial kernel of Triton, kFlash2 arXiv
 // 2307.08691, kFlash3 arXiv 2407.08608 (Hopper alone), kFlash4 its CuTe successor (Blackwell),
-// kCudnn cuDNN 9.
-enum class AttentionKernel : uint8_t { kFlash1, kTriton, kFlash2, kFlash3, kFlash4, kCudnn };
-inline constexpr int kAttentionKernels = 6;
+// kCudnn9_13 cuDNN 9 up to 9.13 (2025, where a generation's later versions are faster), kCudnn the
+// latest.
+enum class AttentionKernel : uint8_t {
+  kFlash1,
+  kTriton,
+  kFlash2,
+  kFlash3,
+  kFlash4,
+  kCudnn9_13,
+  kCudnn
+};
+inline constexpr int kAttentionKernels = 7;
 std::string_view to_string(AttentionKernel value);  // "flash1", "triton", ...
 
 }  // namespace ballast

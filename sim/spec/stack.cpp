@@ -19,7 +19,7 @@ std::string_view to_string(AttentionKind value) {
 
 std::string_view to_string(AttentionKernel value) {
   static constexpr std::array<std::string_view, kAttentionKernels> kNames = {
-      "flash1", "triton", "flash2", "flash3", "flash4", "cudnn"};
+      "flash1", "triton", "flash2", "flash3", "flash4", "cudnn9.13", "cudnn"};
   return kNames.at(static_cast<size_t>(value));
 }
 

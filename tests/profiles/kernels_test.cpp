@@ -191,6 +191,21 @@ TEST(Kernels, attention_is_as_fast_as_its_version) {
   EXPECT_LT(rate(AttentionKernel::kFlash1, true), 0.6 * rate(AttentionKernel::kFlash2, true));
 }
 
+// cuDNN 9.13.1 on B200, causal, heads of 128 (NVIDIA/cudnn-frontend at 0b1577c8): 1332.4 forward of
+// 16384 tokens, where later versions are faster. Hopper's table is of one version.
+TEST(Kernels, an_older_cudnn_is_slower_where_a_generation_has_a_table_of_it) {
+  const auto rate = [&](const char* generation, const char* part, AttentionKernel kernel) {
+    return load_kernels(generation)->attention_rate({kernel, 128, 16384, false}, part)->tflops();
+  };
+  EXPECT_NEAR(rate("blackwell", "b200", AttentionKernel::kCudnn9_13), 1332.4, 1);
+  for (const char* part : {"b200", "gb200", "gb300"}) {
+    EXPECT_LT(rate("blackwell", part, AttentionKernel::kCudnn9_13),
+              0.95 * rate("blackwell", part, AttentionKernel::kCudnn));
+  }
+  EXPECT_EQ(rate("hopper", "h200", AttentionKernel::kCudnn9_13),
+            rate("hopper", "h200", AttentionKernel::kCudnn));
+}
+
 // Products of 16-bit factors take longer under load than their table says, of any framework. Those
 // in 8 bits were measured under load on Hopper, and in the same bursts as the others on Blackwell;
 // other generations have a share of their own.

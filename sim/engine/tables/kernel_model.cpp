@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 #include "sim/base/error.h"
 #include "sim/engine/tables/tile.h"
@@ -35,6 +36,17 @@ constexpr double kOfDirection = 0.35;
 
 double octaves(double value) { return std::log2(value); }
 
+struct Mean {
+  double sum = 0;
+  int64_t count = 0;
+
+  void add(double value) {
+    sum += value;
+    ++count;
+  }
+  double mean() const { return sum / static_cast<double>(count); }
+};
+
 }  // namespace
 
 KernelModel::KernelModel(KernelTables tables) : tables_(std::move(tables)) {
@@ -54,7 +66,7 @@ KernelModel::KernelModel(KernelTables tables) : tables_(std::move(tables)) {
         {&table, Correction(std::move(points), {kOctaves, kOctaves, kOctaves, 0, kOfPart})});
   }
   for (const AttentionTable& table : tables_.attention) {
-    attention_.push_back({&table, Correction()});
+    attention_.push_back({&table, levels_of(table), Correction()});
     Attention& own = attention_.back();
     std::vector<Correction::Point> points;
     for (const AttentionSeries& series : table.series) {
@@ -162,23 +174,64 @@ std::optional<Duration> KernelModel::gemm_time(const GemmQuery& query, const Ker
   return std::nullopt;
 }
 
+FlopRate KernelModel::modelled(const AttentionTable& table, const AttentionQuery& query,
+                               const KernelPart& part) const {
+  const AttentionConstants& constants = table.constants;
+  const auto length = static_cast<double>(query.length);
+  double rate = query.backward
+                    ? constants.backward.flops_per_s / (1 + constants.half_backward / length)
+                    : constants.forward.flops_per_s / (1 + constants.half_forward / length);
+  rate /= 1 + constants.half_head / static_cast<double>(query.head_size);
+  if (query.causal) rate /= 1 + constants.diagonal / length;
+  return FlopRate{rate * rate_of(part, ProductFormat::kAsStored)};
+}
+
+// A part whose attention nobody timed lies between its neighbours in the file's order, or is as the
+// nearest one: B200, GB200 and GB300 have the same products in bursts, but attention as their power
+// lets them.
+std::vector<std::array<double, 2>> KernelModel::levels_of(const AttentionTable& table) const {
+  std::vector<std::array<double, 2>> levels(tables_.parts.size(), {1, 1});
+  for (const bool backward : {false, true}) {
+    std::map<size_t, Mean> known;
+    for (const AttentionSeries& series : table.series) {
+      const auto index = static_cast<size_t>(part_axis(series.part));
+      for (const AttentionPoint& point : series.points) {
+        if (point.backward != backward) continue;
+        const AttentionQuery query{table.kernel, point.head_size, point.length, point.backward,
+                                   point.causal};
+        const FlopRate model = modelled(table, query, tables_.parts[index]);
+        known[index].add(std::log(point.rate.flops_per_s / model.flops_per_s));
+      }
+    }
+    if (known.empty()) continue;
+    for (size_t i = 0; i < levels.size(); ++i) {
+      const auto after = known.lower_bound(i);
+      const auto upper = after == known.end() ? std::prev(after) : after;
+      const auto lower = after == known.begin() || upper->first == i || after == known.end()
+                             ? upper
+                             : std::prev(after);
+      const double span = static_cast<double>(upper->first - lower->first);
+      const double share = span > 0 ? static_cast<double>(i - lower->first) / span : 0;
+      levels[i][backward ? 1 : 0] =
+          std::exp(lower->second.mean() + share * (upper->second.mean() - lower->second.mean()));
+    }
+  }
+  return levels;
+}
+
 std::optional<FlopRate> KernelModel::attention_rate(const AttentionQuery& query,
                                                     const std::string& part) const {
   for (const Attention& attention : attention_) {
     if (attention.table->kernel != query.kernel) continue;
-    const AttentionConstants& constants = attention.table->constants;
-    const auto length = static_cast<double>(query.length);
-    double rate = query.backward
-                      ? constants.backward.flops_per_s / (1 + constants.half_backward / length)
-                      : constants.forward.flops_per_s / (1 + constants.half_forward / length);
-    rate /= 1 + constants.half_head / static_cast<double>(query.head_size);
-    if (query.causal) rate /= 1 + constants.diagonal / length;
-    rate *= rate_of(*this->part(part), ProductFormat::kAsStored);
-    return FlopRate{rate * attention.correction.ratio_at(place_of(query, part))};
+    const double rate = modelled(*attention.table, query, *this->part(part)).flops_per_s;
+    const std::array<double, 2>& level = attention.levels[static_cast<size_t>(part_axis(part))];
+    return FlopRate{rate * level[query.backward ? 1 : 0] *
+                    attention.correction.ratio_at(place_of(query, part))};
   }
   if (query.kernel == AttentionKernel::kFlash2) return std::nullopt;
   AttentionQuery other = query;
-  other.kernel = AttentionKernel::kFlash2;
+  other.kernel = query.kernel == AttentionKernel::kCudnn9_13 ? AttentionKernel::kCudnn
+                                                             : AttentionKernel::kFlash2;
   return attention_rate(other, part);
 }
 

@@ -7,13 +7,15 @@
 // kernel starts, and writes its output when a tile is done, beside nothing: at n = m = 8192 the
 // time of k = 256 ... 16384 is linear with an intercept of just that write (tile-ai/tilelang,
 // benchmark/matmul). The correction depends on m, n and k; a batch counts as so much more of m and
-// n. Attention: see AttentionConstants.
+// n. Attention: see AttentionConstants; times each part's own level of what was timed on it.
 // Will not do: hold what a framework loses (sim/spec/stack.h), or a host's time to launch.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sim/engine/tables/correction.h"
 #include "sim/spec/kernels.h"
@@ -54,7 +56,8 @@ class KernelModel {
   // Whether products of this format were timed as those of 16-bit factors were, in bursts or under
   // load: what these sustain in a step is then told of both (StackConstants::sustained_gemm).
   bool timed_as_16_bit(ProductFormat format) const;
-  // Of a kernel that has no table here: kFlash2's. None where that has none either.
+  // Of a kernel that has no table here: that of cuDNN's latest version where it is an older one,
+  // kFlash2's of others. None where that has none either.
   std::optional<FlopRate> attention_rate(const AttentionQuery& query,
                                          const std::string& part) const;
 
@@ -65,6 +68,8 @@ class KernelModel {
   };
   struct Attention {
     const AttentionTable* table = nullptr;
+    // Of each part, forward and backward: its points over what the constants say, on average.
+    std::vector<std::array<double, 2>> levels;
     Correction correction;
   };
   const GemmTable* gemm_table(ProductFormat format) const;  // null where there is none
@@ -73,6 +78,10 @@ class KernelModel {
   double rate_of(const KernelPart& part, ProductFormat format) const;
   TablePlace place_of(const GemmQuery& query, const std::string& part) const;
   TablePlace place_of(const AttentionQuery& query, const std::string& part) const;
+  // By the constants alone, of the generation's products rather than of attention on that part.
+  FlopRate modelled(const AttentionTable& table, const AttentionQuery& query,
+                    const KernelPart& part) const;
+  std::vector<std::array<double, 2>> levels_of(const AttentionTable& table) const;
   Duration modelled(const GemmTable& table, const GemmQuery& query, const KernelPart& part,
                     const KernelUse& use) const;
 
