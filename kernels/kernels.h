@@ -100,7 +100,7 @@ struct Table {
   void (*scale)(void* values, Format format, float factor, int64_t count);
 
   // out[i] = deviation * the normal deviate number first + i of the key's sequence, a function of
-  // these numbers alone (normal_deviates.h). first is a multiple of 4, as a counter gives four.
+  // these numbers alone (normal_deviates.h). first >= 0 is a multiple of 4: a counter gives four.
   void (*normals)(uint64_t key, double deviation, int64_t first, float* out, int64_t count);
 
   // Copies bytes with stores that do not pass through the caches; no overlap.

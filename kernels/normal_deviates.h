@@ -6,7 +6,6 @@
 // Everything has internal linkage (see step_constants.h), and nothing of std is instantiated.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/kernels.h"

@@ -6,7 +6,8 @@
 
 What is left out, by rule: products of a kernel that no framework's library has (own kernels,
 TileLang), of a GPU with another power limit, that include the time to launch or to quantise; the
-best of a search over shapes (an extreme, not a sample); attention whose mask, shape or GPU the
+best of a search over shapes (an extreme, not a sample); attention of whose time more than 5 % may
+be its launch (bounds of what a model may say of it), or whose mask, shape or GPU the
 source does not say, with a sliding window, or that must repeat its bits; products of experts in
 groups, which are another kernel; batched products of the grid (a check: a batch counts as so much
 more of m and n). Where two series hold one shape, the
@@ -172,15 +173,14 @@ def gemm_table(generation, parts, fp8, first, fit=True):
 
 # --- attention --------------------------------------------------------------------------------
 
-KERNELS = {"triton": "triton", "flash1": "flash1", "flash2": "flash2", "flash3": "flash3",
-           "flash4": "flash4", "cudnn9.13": "cudnn9.13", "cudnn": "cudnn"}
+KERNELS = ("triton", "flash1", "flash2", "flash3", "flash4", "cudnn9.13", "cudnn")
 
 
-def attention_points(generation, kernel):
-    points, taken = [], {}
+def attention_entries(generation, kernel):
+    """Of a table's kernel: key, entry."""
     for name in ("attention", "attention-more"):
         for e in entries(name):
-            if KERNELS.get(e["implementation"]) != kernel or e["dtype"] not in ("bf16", "fp16"):
+            if e["implementation"] != kernel or e["dtype"] not in ("bf16", "fp16"):
                 continue
             of, part = part_of(e["machine"])
             if of != generation or e.get("causal") is None or "head_dim" not in e:
@@ -191,18 +191,33 @@ def attention_points(generation, kernel):
                 continue
             if "sliding_window" in e or e.get("deterministic"):
                 continue
-            if "launch_us_at_most" in e and e["us"] < 20 * e["launch_us_at_most"]:
-                continue  # more than 5 % of it may be the launch
             head = (e["head_dim"] + e.get("head_dim_v", e["head_dim"])) // 2
-            points.append(((part, head, e["sequence"], int(e["pass"] == "backward"),
-                            int(e["causal"])), e["value"], e["source"]))
-    size = {}
+            yield (part, head, e["sequence"], int(e["pass"] == "backward"), int(e["causal"])), e
+
+
+def mostly_launch(e):
+    """Whether more than 5 % of a time may be its launch."""
+    return "launch_us_at_most" in e and e["us"] < 20 * e["launch_us_at_most"]
+
+
+def attention_points(generation, kernel):
+    assert kernel in KERNELS
+    points = [(key, e["value"], e["source"]) for key, e in attention_entries(generation, kernel)
+              if not mostly_launch(e)]
+    taken, size = {}, {}
     for _, _, source in points:
         size[source] = size.get(source, 0) + 1
     for key, value, source in points:
         if key not in taken or size[source] > size[taken[key][1]]:
             taken[key] = (value, source)
     return taken
+
+
+def attention_bounds(generation, kernel):
+    """Of times that may be mostly launch: the rate with it, and without the most it can be."""
+    return {key: (e["value"], e["value"] * e["us"] / (e["us"] - e["launch_us_at_most"]))
+            for key, e in attention_entries(generation, kernel)
+            if mostly_launch(e) and e["us"] > 1.5 * e["launch_us_at_most"]}
 
 
 def attention_model(key, c):
@@ -213,12 +228,25 @@ def attention_model(key, c):
     return rate / (1 + c["diagonal_tokens"] / length) if causal else rate
 
 
-def attention_table(generation, kernel, first, fixed=()):
+def attention_table(generation, kernel, first, fixed=(), bounds=None):
+    """`bounds`: of rates that are no points, which each part at its own level shall keep."""
     points = attention_points(generation, kernel)
 
+    def beyond(c):
+        levels = {}
+        for key, (value, _) in points.items():
+            miss = math.log(value / attention_model(key, c))
+            levels.setdefault((key[0], key[3]), []).append(miss)
+        sum_of = 0
+        for key, (low, high) in (bounds or {}).items():
+            of = levels[key[0], key[3]]
+            rate = attention_model(key, c) * math.exp(sum(of) / len(of))
+            sum_of += max(0, math.log(rate / high), math.log(low / rate))
+        return sum_of
+
     def loss(c):
-        return sum(abs(math.log(value / attention_model(key, c)))
-                   for key, (value, _) in points.items())
+        return beyond(c) + sum(abs(math.log(value / attention_model(key, c)))
+                               for key, (value, _) in points.items())
 
     names = [name for name in first if name not in fixed]
     constants = descend(loss, first, names, 1500) if points and names else first
@@ -442,15 +470,16 @@ def blackwell():
             gemm_table("blackwell", parts, True, dict(GEMM_FIRST, tflops=3400.0))]
     cudnn = attention_table("blackwell", "cudnn", attention_first(1750.0, 1400.0))
     attention = [
-        attention_table("blackwell", "flash2", attention_first(380.0, 330.0)),
+        attention_table("blackwell", "flash2", attention_first(380.0, 330.0),
+                        bounds=attention_bounds("blackwell", "flash2")),
         attention_table("blackwell", "flash4",
                         dict(attention_first(2400.0, 2400.0), half_head_size=200.0),
                         fixed=("half_backward_tokens",)),
-        # Long sequences alone: how it starts is as later versions do.
+        # Of heads of 128 and causal masks alone: what others take is as of later versions.
         attention_table("blackwell", "cudnn9.13", dict(cudnn["model"], forward_tflops=1700.0,
                                                        backward_tflops=1300.0),
-                        fixed=("half_forward_tokens", "half_backward_tokens", "half_head_size",
-                               "diagonal_tokens")),
+                        fixed=("half_head_size", "diagonal_tokens"),
+                        bounds=attention_bounds("blackwell", "cudnn9.13")),
         cudnn,
     ]
     # TransformerEngine v2.2, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported

@@ -11,8 +11,7 @@ namespace ballast {
 // Implementations of attention that never store the scores, each with its own rate. kFlash1 is
 // FlashAttention 1 (arXiv 2205.14135), kTriton the tutorial kernel of Triton, kFlash2 arXiv
 // 2307.08691, kFlash3 arXiv 2407.08608 (Hopper alone), kFlash4 its CuTe successor (Blackwell),
-// kCudnn9_13 cuDNN 9 up to 9.13 (2025, where a generation's later versions are faster), kCudnn the
-// latest.
+// kCudnn9_13 cuDNN 9.13 (September 2025; later ones are faster on Blackwell), kCudnn that of 2026.
 enum class AttentionKernel : uint8_t {
   kFlash1,
   kTriton,

@@ -62,7 +62,7 @@ struct AttentionSeries {
   std::vector<AttentionPoint> points;
 };
 // rate = best / (1 + half / length) / (1 + half_head / head size), and where causal
-// / (1 + diagonal / length), times what is left.
+// / (1 + diagonal / length), of products of that part, times its own level and what is left.
 struct AttentionConstants {
   FlopRate forward, backward;                  // at great length and head size
   double half_forward = 0, half_backward = 0;  // tokens at which starting up halves the rate
@@ -79,8 +79,8 @@ struct KernelPart {
   std::string name;
   int64_t multiprocessors = 0;
   // Best measured rate of products by storage type: what a machine of this part has unless its file
-  // says otherwise. The constants of the tables are of the first part; another one is as much
-  // faster or slower as these rates say.
+  // says otherwise. The constants of products are of the first part; another one is as much faster
+  // or slower as these rates say. Of attention they are of all parts.
   std::map<DType, FlopRate> matmul;
   Bandwidth memory;       // of a stream, read plus write
   bool measured = false;  // these rates, else derived from another part's

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 
 #include "sim/base/error.h"
 #include "sim/engine/tables/tile.h"
@@ -36,16 +35,12 @@ constexpr double kOfDirection = 0.35;
 
 double octaves(double value) { return std::log2(value); }
 
-struct Mean {
-  double sum = 0;
-  int64_t count = 0;
-
-  void add(double value) {
-    sum += value;
-    ++count;
-  }
-  double mean() const { return sum / static_cast<double>(count); }
-};
+// Of one library.
+std::optional<AttentionKernel> other_version(AttentionKernel kernel) {
+  if (kernel == AttentionKernel::kCudnn) return AttentionKernel::kCudnn9_13;
+  if (kernel == AttentionKernel::kCudnn9_13) return AttentionKernel::kCudnn;
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -186,34 +181,53 @@ FlopRate KernelModel::modelled(const AttentionTable& table, const AttentionQuery
   return FlopRate{rate * rate_of(part, ProductFormat::kAsStored)};
 }
 
-// A part whose attention nobody timed lies between its neighbours in the file's order, or is as the
-// nearest one: B200, GB200 and GB300 have the same products in bursts, but attention as their power
-// lets them.
+std::map<size_t, KernelModel::Mean> KernelModel::misses_of(const AttentionTable& table,
+                                                           bool backward) const {
+  std::map<size_t, Mean> misses;
+  for (const AttentionSeries& series : table.series) {
+    const auto index = static_cast<size_t>(part_axis(series.part));
+    for (const AttentionPoint& point : series.points) {
+      if (point.backward != backward) continue;
+      const AttentionQuery query{table.kernel, point.head_size, point.length, point.backward,
+                                 point.causal};
+      const FlopRate model = modelled(table, query, tables_.parts[index]);
+      misses[index].add(std::log(point.rate.flops_per_s / model.flops_per_s));
+    }
+  }
+  return misses;
+}
+
+// B200, GB200 and GB300 are listed with the same products, but differ by more than a quarter in
+// attention, as their power lets them. Of a part whose attention nobody timed in this version
+// another version tells by how much it is faster than one that was timed in both; or it is as the
+// nearest part of the file.
 std::vector<std::array<double, 2>> KernelModel::levels_of(const AttentionTable& table) const {
   std::vector<std::array<double, 2>> levels(tables_.parts.size(), {1, 1});
+  const std::optional<AttentionKernel> version = other_version(table.kernel);
+  const auto other = std::find_if(tables_.attention.begin(), tables_.attention.end(),
+                                  [&](const AttentionTable& one) { return one.kernel == version; });
   for (const bool backward : {false, true}) {
-    std::map<size_t, Mean> known;
-    for (const AttentionSeries& series : table.series) {
-      const auto index = static_cast<size_t>(part_axis(series.part));
-      for (const AttentionPoint& point : series.points) {
-        if (point.backward != backward) continue;
-        const AttentionQuery query{table.kernel, point.head_size, point.length, point.backward,
-                                   point.causal};
-        const FlopRate model = modelled(table, query, tables_.parts[index]);
-        known[index].add(std::log(point.rate.flops_per_s / model.flops_per_s));
-      }
-    }
+    std::map<size_t, Mean> known = misses_of(table, backward);
     if (known.empty()) continue;
+    const std::map<size_t, Mean> of_other =
+        other != tables_.attention.end() ? misses_of(*other, backward) : std::map<size_t, Mean>();
+    Mean versions;
+    for (const auto& [index, miss] : known) {
+      const auto found = of_other.find(index);
+      if (found != of_other.end()) versions.add(miss.mean() - found->second.mean());
+    }
     for (size_t i = 0; i < levels.size(); ++i) {
-      const auto after = known.lower_bound(i);
-      const auto upper = after == known.end() ? std::prev(after) : after;
-      const auto lower = after == known.begin() || upper->first == i || after == known.end()
-                             ? upper
-                             : std::prev(after);
-      const double span = static_cast<double>(upper->first - lower->first);
-      const double share = span > 0 ? static_cast<double>(i - lower->first) / span : 0;
-      levels[i][backward ? 1 : 0] =
-          std::exp(lower->second.mean() + share * (upper->second.mean() - lower->second.mean()));
+      const auto distance = [i](const auto& one) {
+        return one.first < i ? i - one.first : one.first - i;
+      };
+      const auto nearest =
+          std::min_element(known.begin(), known.end(),
+                           [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+      const auto found = of_other.find(i);
+      const bool by_version = !known.contains(i) && found != of_other.end() && versions.count > 0;
+      const double level =
+          by_version ? found->second.mean() + versions.mean() : nearest->second.mean();
+      levels[i][backward ? 1 : 0] = std::exp(level);
     }
   }
   return levels;

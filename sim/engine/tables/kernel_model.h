@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,16 @@ class KernelModel {
                                          const std::string& part) const;
 
  private:
+  struct Mean {
+    double sum = 0;
+    int64_t count = 0;
+
+    void add(double value) {
+      sum += value;
+      ++count;
+    }
+    double mean() const { return sum / static_cast<double>(count); }  // requires count > 0
+  };
   struct Gemm {
     const GemmTable* table = nullptr;
     Correction correction;
@@ -81,6 +92,8 @@ class KernelModel {
   // By the constants alone, of the generation's products rather than of attention on that part.
   FlopRate modelled(const AttentionTable& table, const AttentionQuery& query,
                     const KernelPart& part) const;
+  // By part that was timed: the logarithm of its points over what the constants say.
+  std::map<size_t, Mean> misses_of(const AttentionTable& table, bool backward) const;
   std::vector<std::array<double, 2>> levels_of(const AttentionTable& table) const;
   Duration modelled(const GemmTable& table, const GemmQuery& query, const KernelPart& part,
                     const KernelUse& use) const;
