@@ -475,7 +475,8 @@ def blackwell():
         attention_table("blackwell", "flash4",
                         dict(attention_first(2400.0, 2400.0), half_head_size=200.0),
                         fixed=("half_backward_tokens",)),
-        # Of heads of 128 and causal masks alone: what others take is as of later versions.
+        # Timed with heads of 128 and causal masks alone: the terms of head size and mask are
+        # those of the later version.
         attention_table("blackwell", "cudnn9.13", dict(cudnn["model"], forward_tflops=1700.0,
                                                        backward_tflops=1300.0),
                         fixed=("half_head_size", "diagonal_tokens"),

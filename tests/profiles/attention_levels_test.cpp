@@ -66,8 +66,8 @@ TEST(AttentionLevels, points_of_one_direction_say_how_fast_that_one_is) {
   EXPECT_NEAR(rates_of(tables, kernel, true)[0], 1, 1e-9);
 }
 
-// c was timed with both: the older version is 2/3 as fast. b is 1.5 times as fast as it would be
-// by a's, so 1 of the older; a was 0.8 of c with the older version, so it is 2.4 with the later.
+// c was timed with both versions: the older has 2/3 of the rate. So b, 1.5 with the later, has 1
+// with the older; and a, 1.6 with the older, has 2.4 with the later.
 TEST(AttentionLevels, the_other_version_of_cudnn_tells_parts_apart) {
   const std::vector<AttentionTable> tables = {
       table_of(AttentionKernel::kCudnn9_13, {{"a", 1.6}, {"c", 2}}),
@@ -77,9 +77,10 @@ TEST(AttentionLevels, the_other_version_of_cudnn_tells_parts_apart) {
 }
 
 // Times that may be mostly launch are no points, but bound what a table may say: at least the rate
-// with the launch, at most that without all that the launch can be. (Backward of 2,048 tokens on
-// B200 is slower than any that goes on as longer ones do.)
-TEST(AttentionLevels, no_table_is_faster_than_a_time_without_its_launch) {
+// with the launch, at most that without all that the launch can be. (Two times on B200 are slower
+// than any smooth curve through the longer ones allows, and are exceeded by 21 and 9 %: backward of
+// 2,048 tokens by cuDNN 9.13 and of 1,024 by FlashAttention 2.)
+TEST(AttentionLevels, tables_keep_the_bounds_of_times_with_a_launch_but_two) {
   const auto model = load_kernels("blackwell");
   std::ifstream file(std::string(BALLAST_SOURCE_DIR) +
                      "/profiles/published/micro/attention-more.json");

@@ -35,7 +35,7 @@ constexpr double kOfDirection = 0.35;
 
 double octaves(double value) { return std::log2(value); }
 
-// Of one library.
+// The other version of the same library, if there is one.
 std::optional<AttentionKernel> other_version(AttentionKernel kernel) {
   if (kernel == AttentionKernel::kCudnn) return AttentionKernel::kCudnn9_13;
   if (kernel == AttentionKernel::kCudnn9_13) return AttentionKernel::kCudnn;
@@ -197,10 +197,10 @@ std::map<size_t, KernelModel::Mean> KernelModel::misses_of(const AttentionTable&
   return misses;
 }
 
-// B200, GB200 and GB300 are listed with the same products, but differ by more than a quarter in
-// attention, as their power lets them. Of a part whose attention nobody timed in this version
-// another version tells by how much it is faster than one that was timed in both; or it is as the
-// nearest part of the file.
+// B200, GB200 and GB300 are listed with the same products, but their attention differs by more than
+// a quarter, as their power lets it. A part that was not timed with this version has the level of
+// the other version there, times the mean ratio of both versions on the parts that were timed with
+// both; failing that, the level of the nearest timed part of the file.
 std::vector<std::array<double, 2>> KernelModel::levels_of(const AttentionTable& table) const {
   std::vector<std::array<double, 2>> levels(tables_.parts.size(), {1, 1});
   const std::optional<AttentionKernel> version = other_version(table.kernel);
