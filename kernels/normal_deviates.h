@@ -120,6 +120,12 @@ inline double outer_deviate(double q) {
   return __builtin_copysign(polynomial(kOuterNumerator, r) / polynomial(kOuterDenominator, r), q);
 }
 
+// The standard normal deviate of probability (word + 1/2) / 2^32, at most 6.4 in magnitude.
+inline double normal_deviate(uint32_t word) {
+  const double q = from_middle(word);
+  return magnitude(q) <= kCentre ? central_deviate(q) : outer_deviate(q);
+}
+
 // Table::normals, in blocks that fit the first cache. All of a block are taken as central first,
 // which 17 of 20 are; the others are gathered, so that their loop has no branch either.
 inline void normals_in_blocks(uint64_t key, double deviation, int64_t first, float* out,

@@ -16,17 +16,10 @@ uint32_t high(uint64_t value) { return static_cast<uint32_t>(value >> 32); }
 
 }  // namespace
 
-std::array<uint32_t, 4> philox4x32(PhiloxCounter counter, PhiloxKey key) {
-  uint32_t words[4];
-  std::ranges::copy(counter.words, words);
-  kernels::philox_4x32(words, uint64_t{key.words[1]} << 32 | key.words[0]);
-  return std::to_array(words);
-}
-
 uint64_t random_bits(uint64_t key, RandomPosition position) {
-  const PhiloxCounter counter = {
-      {low(position.column), high(position.column), low(position.row), high(position.row)}};
-  const std::array<uint32_t, 4> words = philox4x32(counter, {{low(key), high(key)}});
+  uint32_t words[4] = {low(position.column), high(position.column), low(position.row),
+                       high(position.row)};
+  kernels::philox_4x32(words, key);
   return uint64_t{words[1]} << 32 | words[0];
 }
 
@@ -37,12 +30,6 @@ uint64_t key_of(uint64_t seed, std::string_view name) {
   for (int shift = 0; shift < 64; shift += 8) mix(static_cast<uint8_t>(seed >> shift));
   for (const char c : name) mix(static_cast<uint8_t>(c));
   return hash;
-}
-
-double normal_deviate(uint32_t word) {
-  const double q = kernels::from_middle(word);
-  return kernels::magnitude(q) <= kernels::kCentre ? kernels::central_deviate(q)
-                                                   : kernels::outer_deviate(q);
 }
 
 void fill_normal(std::span<float> out, uint64_t key, double deviation, int64_t first) {

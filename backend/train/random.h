@@ -6,7 +6,6 @@
 // operations (+ - * / sqrt) are used. Will not do: cryptography.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -14,16 +13,6 @@
 #include "sim/spec/model.h"
 
 namespace ballast {
-
-// One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11,
-// section 3.2 and table 2): 128 random bits for each counter and key.
-struct PhiloxCounter {
-  std::array<uint32_t, 4> words = {};
-};
-struct PhiloxKey {
-  std::array<uint32_t, 2> words = {};
-};
-std::array<uint32_t, 4> philox4x32(PhiloxCounter counter, PhiloxKey key);
 
 // 64 random bits at (row, column) of the table that `key` chooses.
 struct RandomPosition {
@@ -34,10 +23,6 @@ uint64_t random_bits(uint64_t key, RandomPosition position);
 
 // A key that differs with the name (FNV-1a, 64 bits) and the seed.
 uint64_t key_of(uint64_t seed, std::string_view name);
-
-// The standard normal deviate of probability (word + 1/2) / 2^32, at most 6.3 in magnitude.
-// Wichura, "Algorithm AS 241", Applied Statistics 37 (1988) 477-484, PPND16.
-double normal_deviate(uint32_t word);
 
 // out[i] = deviation * the normal deviate number first + i of the key's sequence. `first` is a
 // multiple of 4, as a counter gives four.

@@ -32,40 +32,6 @@ double deviation_of(std::span<const float> values) {
   return std::sqrt(squares / n - (sum / n) * (sum / n));
 }
 
-// Known answers of the authors' library Random123, tests/kat_vectors, "philox4x32 10".
-TEST(random, philox_gives_the_published_answers) {
-  EXPECT_EQ(philox4x32({{0, 0, 0, 0}}, {{0, 0}}),
-            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox4x32({{~0u, ~0u, ~0u, ~0u}}, {{~0u, ~0u}}),
-            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(
-      philox4x32({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, {{0xa4093822, 0x299f31d0}}),
-      (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-}
-
-// Python: statistics.NormalDist().inv_cdf((word + 0.5) / 2**32), for the centre, the middle and the
-// tail of the distribution.
-TEST(random, normal_deviates_are_the_inverse_of_the_distribution) {
-  const auto expect = [](uint32_t word, double deviate) {
-    EXPECT_NEAR(normal_deviate(word), deviate, 1e-14 * std::abs(deviate)) << word;
-  };
-  expect(0x00000000u, -6.337957754553789);
-  expect(0x00000001u, -6.166429517819749);
-  expect(0x000186A0u, -4.0722240098541675);
-  expect(0x0CCCCCCCu, -1.6448536276287282);
-  expect(0x12345678u, -1.4675657314922321);
-  expect(0x13333333u, -1.4395314704450153);
-  expect(0x7FFFFFFFu, -2.9180993729166234e-10);
-  expect(0xC0000000u, 0.6744897505624251);
-  expect(0xFFFFFFFFu, 6.337957754553789);
-}
-
-TEST(random, normal_deviates_are_symmetric) {
-  for (const uint32_t word : {0u, 1u, 12345u, 0x0CCCCCCCu, 0x7FFFFFFFu}) {
-    EXPECT_EQ(normal_deviate(word), -normal_deviate(~word)) << word;
-  }
-}
-
 TEST(random, bits_differ_with_key_row_and_column) {
   const uint64_t bits = random_bits(1, {2, 3});
   EXPECT_EQ(bits, random_bits(1, {2, 3}));

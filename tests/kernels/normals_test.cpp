@@ -1,6 +1,7 @@
-// Normal deviates: every table, every cut of a sequence. That they are normal, and the words those
-// of Philox's authors, is looked at in tests/backend/random_test.cpp.
+// Normal deviates: Philox's words, the deviate of a word, and sequences of them by every table and
+// in every cut. That a long sequence is normal is looked at in tests/backend/random_test.cpp.
 
+#include <array>
 #include <gtest/gtest.h>
 
 #include "kernels/normal_deviates.h"
@@ -16,9 +17,45 @@ float deviate_alone(int64_t place) {
   const auto counter = static_cast<uint64_t>(place / 4);
   uint32_t words[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
   philox_4x32(words, kKey);
-  const double q = from_middle(words[place % 4]);
-  return static_cast<float>(kDeviation *
-                            (magnitude(q) <= kCentre ? central_deviate(q) : outer_deviate(q)));
+  return static_cast<float>(kDeviation * normal_deviate(words[place % 4]));
+}
+
+// Known answers of the authors' library Random123, tests/kat_vectors, "philox4x32 10".
+TEST(normals, philox_gives_the_published_answers) {
+  using Words = std::array<uint32_t, 4>;
+  const auto philox = [](const Words& counter, const std::array<uint32_t, 2>& key) {
+    uint32_t words[4] = {counter[0], counter[1], counter[2], counter[3]};
+    philox_4x32(words, uint64_t{key[1]} << 32 | key[0]);
+    return std::to_array(words);
+  };
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
+            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+// Python: statistics.NormalDist().inv_cdf((word + 0.5) / 2**32), for the centre, the middle and the
+// tail of the distribution.
+TEST(normals, normal_deviates_are_the_inverse_of_the_distribution) {
+  const auto expect = [](uint32_t word, double deviate) {
+    EXPECT_NEAR(normal_deviate(word), deviate, 1e-14 * std::abs(deviate)) << word;
+  };
+  expect(0x00000000u, -6.337957754553789);
+  expect(0x00000001u, -6.166429517819749);
+  expect(0x000186A0u, -4.0722240098541675);
+  expect(0x0CCCCCCCu, -1.6448536276287282);
+  expect(0x12345678u, -1.4675657314922321);
+  expect(0x13333333u, -1.4395314704450153);
+  expect(0x7FFFFFFFu, -2.9180993729166234e-10);
+  expect(0xC0000000u, 0.6744897505624251);
+  expect(0xFFFFFFFFu, 6.337957754553789);
+}
+
+TEST(normals, normal_deviates_are_symmetric) {
+  for (const uint32_t word : {0u, 1u, 12345u, 0x0CCCCCCCu, 0x7FFFFFFFu}) {
+    EXPECT_EQ(normal_deviate(word), -normal_deviate(~word)) << word;
+  }
 }
 
 // A block, one value less and one more, many blocks, and where the counter passes 32 bits.
