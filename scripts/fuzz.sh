@@ -16,6 +16,9 @@ if [ -z "$CXX" ]; then
   echo "scripts/fuzz.sh: no clang++; install clang-14 and libclang-rt-14-dev, or set CXX" >&2
   exit 2
 fi
+# The kernels' library is built with hwloc where that is there (CMakeLists.txt).
+HWLOC=$(pkg-config --libs hwloc 2>/dev/null || true)
+export HWLOC
 export FLAGS="-std=c++20 -O1 -gline-tables-only -I. -ffp-contract=off -fno-omit-frame-pointer
   -fno-sanitize-recover=all -DBALLAST_SOURCE_DIR=\"$PWD\""
 mkdir -p "$folder"
@@ -27,7 +30,7 @@ fi
 
 # What the harnesses may call: the libraries of the tests under these sanitizers, and what of the
 # backend reads files, in one unit; main and the sanitizers' runtime come with each harness.
-scripts/build.sh build/asan address,undefined sim profiles
+scripts/build.sh build/asan address,undefined sim profiles kernels
 for source in backend/formats/*.cpp backend/train/{data,random}.cpp; do
   echo "#include \"$source\""
 done >"$folder/read.cpp"
@@ -51,7 +54,7 @@ seed() {  # name: real inputs to begin from
 run() {
   local name=$1 here=$FOLDER/$1
   "$CXX" $FLAGS -fsanitize=fuzzer,address,undefined "tests/fuzz/${name}_fuzz.cpp" \
-    "$FOLDER/read.o" build/asan/lib{profiles,sim}.a -lfmt -lsqlite3 -o "$here/fuzz"
+    "$FOLDER/read.o" build/asan/lib{profiles,sim,kernels}.a -lfmt -lsqlite3 $HWLOC -o "$here/fuzz"
   if "$here/fuzz" -max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=2048 \
     -artifact_prefix="$here/" -print_final_stats=1 "$here/corpus" >"$here/log" 2>&1; then
     echo "$name: nothing found ($(awk '/number_of_executed_units/ { print $2 }' "$here/log") runs)"
