@@ -103,10 +103,13 @@ void read_rotary(JsonReader& reader, Model& model, const ModelFamily& family) {
     JsonReader inner = reader.object(key);
     model.rope_theta = number_or(inner, "rope_theta", kTheta, model.rope_theta);
     for (const char* type : {"rope_type", "type"}) {
-      if (inner.has(type) && inner.text(type) != "default") model.scaled_rope = true;
+      if (!inner.has(type)) continue;
+      const std::string text = inner.text(type);
+      if (text != "default") model.scaled_rope = true;
+      if (text == "yarn") model.yarn = true;
     }
   }
-  if (family.scaled_rope && !given) model.scaled_rope = true;
+  if (family.yarn && !given) model.scaled_rope = model.yarn = true;
 }
 
 // Where the file says which layers have the window: all of them, none, or all but every n-th.
@@ -425,7 +428,8 @@ OrderedJson to_json(const Model& model) {
                         {"mlp_bias", model.mlp_bias},
                         {"qk_norm", model.qk_norm},
                         {"tied_embeddings", model.tied_embeddings},
-                        {"scaled_rope", model.scaled_rope}};
+                        {"scaled_rope", model.scaled_rope},
+                        {"yarn", model.yarn}};
   record.update(OrderedJson{{"experts", model.experts},
                             {"experts_per_token", model.experts_per_token},
                             {"expert_ffn", model.expert_ffn},
@@ -519,6 +523,7 @@ Model model_from_json(const Json& document, const std::string& source) {
   model.qk_norm = reader.boolean("qk_norm");
   model.tied_embeddings = reader.boolean("tied_embeddings");
   model.scaled_rope = reader.boolean("scaled_rope");
+  model.yarn = boolean_or(reader, "yarn", false);  // records of before 2026-12 do not say
   read_experts_and_latents(reader, model);
   reader.finish();
   refuse_impossible(model, source);

@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kStackSchema = "ballast.stack/1";
 constexpr WholeRange kFactBytes{0, 1 << 20};
+constexpr WholeRange kFactMultiprocessors{0, 1 << 10};
 constexpr NumberRange kAnyConstant{0, 1000};
 constexpr NumberRange kSpread{0, 10};  // of a logarithm
 
@@ -116,6 +117,7 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "repeats_norms", facts.repeats_norms);
   read_flag(reader, "multiplies_by_expert", facts.multiplies_by_expert);
   read_flag(reader, "sends_tokens_once", facts.sends_tokens_once);
+  read_whole(reader, "once_multiprocessors", kFactMultiprocessors, facts.once_multiprocessors);
   read_flag(reader, "norms_find_largest", facts.norms_find_largest);
   read_flag(reader, "keeps_experts_whole", facts.keeps_experts_whole);
   read_flag(reader, "reads_routing", facts.reads_routing);
@@ -153,6 +155,9 @@ StackFacts read_facts(JsonReader reader) {
   read_choice(reader, "fusion", kFusions, facts.fusion);
   read_whole(reader, "rotary_bytes", kFactBytes, facts.rotary_bytes);
   read_whole(reader, "rotary_backward_bytes", kFactBytes, facts.rotary_backward_bytes);
+  read_whole(reader, "yarn_bytes", kFactBytes, facts.yarn_bytes);
+  read_whole(reader, "score_bytes", kFactBytes, facts.score_bytes);
+  read_whole(reader, "yarn_backward_bytes", kFactBytes, facts.yarn_backward_bytes);
   read_whole(reader, "activation_bytes", kFactBytes, facts.activation_bytes);
   read_whole(reader, "activation_backward_bytes", kFactBytes, facts.activation_backward_bytes);
   read_flag(reader, "keeps_gate", facts.keeps_gate);
@@ -235,6 +240,7 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["speculates_in_stage3"] = facts.speculates_in_stage3;
   json["expert_overlap"] = to_string(facts.expert_overlap);
   json["sends_tokens_once"] = facts.sends_tokens_once;
+  json["once_multiprocessors"] = facts.once_multiprocessors;
   json["keeps_experts_whole"] = facts.keeps_experts_whole;
   json["reads_routing"] = facts.reads_routing;
   json["fp8_scaling"] = to_string(facts.fp8_scaling);
@@ -286,6 +292,9 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"fusion", to_string(facts.fusion)},
                       {"rotary_bytes", facts.rotary_bytes},
                       {"rotary_backward_bytes", facts.rotary_backward_bytes},
+                      {"score_bytes", facts.score_bytes},
+                      {"yarn_bytes", facts.yarn_bytes},
+                      {"yarn_backward_bytes", facts.yarn_backward_bytes},
                       {"activation_bytes", facts.activation_bytes},
                       {"activation_backward_bytes", facts.activation_backward_bytes},
                       {"keeps_gate", facts.keeps_gate},

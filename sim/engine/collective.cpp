@@ -320,12 +320,12 @@ CollectiveTime collective_time(const CollectiveWork& work, const Machine& machin
   return result;
 }
 
-double multiprocessor_share(Wires wires, const Machine& machine) {
+double multiprocessor_share(const CollectiveWork& work, Wires wires, const Machine& machine) {
   if (wires == Wires::kNone) return 0;
   const Interconnect& used = wires == Wires::kNetwork ? *machine.network : *machine.node;
-  if (!used.multiprocessors) return 0;
-  return std::min(used.multiprocessors->value / static_cast<double>(machine.gpu.multiprocessors),
-                  0.9);
+  double held = static_cast<double>(work.multiprocessors);
+  if (held == 0 && used.multiprocessors) held = used.multiprocessors->value;
+  return std::min(held / static_cast<double>(machine.gpu.multiprocessors), 0.9);
 }
 
 }  // namespace ballast

@@ -71,6 +71,6 @@ CollectiveTime collective_time(const CollectiveWork& work, const Machine& machin
                                const WireShares& shares);
 
 // Share of the multiprocessors that a collective over these wires keeps from other work.
-double multiprocessor_share(Wires wires, const Machine& machine);
+double multiprocessor_share(const CollectiveWork& work, Wires wires, const Machine& machine);
 
 }  // namespace ballast

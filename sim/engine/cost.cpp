@@ -52,7 +52,7 @@ struct Mixer {
     mix(w.experts), mix(w.wide_output);
   }
   void operator()(const AttentionWork& w) {
-    mix(w.sequences), mix(w.length), mix(w.heads), mix(w.tokens_before);
+    mix(w.sequences), mix(w.length), mix(w.heads), mix(w.tokens_before), mix(w.window);
   }
   void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }
   void operator()(const BucketWork& w) {
@@ -587,7 +587,7 @@ void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost)
   // What is sent is read, what arrives is written.
   demand(cost, kHbm, 2 * per_second(result.passed, cost.alone));
   // Its channels are blocks that stay on their multiprocessors until it is done.
-  hold_multiprocessors(multiprocessor_share(result.wires, machine_), cost);
+  hold_multiprocessors(multiprocessor_share(work, result.wires, machine_), cost);
 }
 
 void CostModel::hold_multiprocessors(double share, OpCost& cost) const {

@@ -60,6 +60,9 @@ struct Model {
   bool qk_norm = false;  // qwen3: RMSNorm of each head's q and k, parameters of kCoreAttention
   // The rotary angles are stretched (llama3, yarn, ...): the same cost, other values.
   bool scaled_rope = false;
+  // They are, and queries and keys grow with them (YaRN's mscale; Peng et al., arXiv 2309.00071,
+  // section 3.4).
+  bool yarn = false;
 
   // Layers of experts (Shazeer et al., arXiv 1701.06538): a router sends every token to
   // experts_per_token of `experts` feed-forward networks of width expert_ffn, and to all of the

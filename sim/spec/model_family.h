@@ -33,7 +33,7 @@ struct ModelFamily {
   int64_t head_size = 0;     // 0: hidden / heads
   double norm_epsilon = 1e-6;
   double rope_theta = 10000;
-  bool scaled_rope = false;  // where the file says nothing of rotary positions
+  bool yarn = false;  // where the file says nothing of rotary positions
   WindowRule window = WindowRule::kWhereSwitchedOn;
   int64_t window_tokens = 4096;
   AttentionBias attention_bias = AttentionBias::kByKey;

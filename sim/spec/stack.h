@@ -102,12 +102,19 @@ struct StackFacts {
   AttentionKernel attention_kernel = AttentionKernel::kCudnn;
   // On generations of GPUs where it is another ("hopper": FlashAttention 3 runs there alone).
   std::map<std::string, AttentionKernel> attention_kernel_on = {};
+  // Bytes that eager attention moves for each score beside its products and passes, forward: where
+  // positions are a bias of the scores (ALiBi), that is copied to each and added by the product.
+  int64_t score_bytes = 0;
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
   // Bytes that rotary positions move, where several kernels make them, for each element of queries
   // and keys, forward and backward; 0: what `fusion` says, an element read and written.
   int64_t rotary_bytes = 0;
   int64_t rotary_backward_bytes = 0;
+  // The same where the model's positions are YaRN's, for which a kernel that fuses others may have
+  // no factor; 0: as others.
+  int64_t yarn_bytes = 0;
+  int64_t yarn_backward_bytes = 0;
   // The same of GELU, for each element that the product before it leaves, its bias included; 0:
   // what `fusion` says, as it does of gated networks.
   int64_t activation_bytes = 0;
@@ -136,6 +143,8 @@ struct StackFacts {
   // node, where it is spread, and its sums return alike (DeepEP, HybridEP). (Else once to each
   // expert.)
   bool sends_tokens_once = false;
+  // Multiprocessors that such an exchange holds; 0: as many as other collectives.
+  int64_t once_multiprocessors = 0;
   // Tensor-parallel ranks have different experts, each of them whole, in place of some columns of
   // each, where experts are shared by data-parallel ranks too and Plan::tensor_sequence splits the
   // tokens (Megatron-Core, --expert-tensor-parallel-size 1).

@@ -251,8 +251,13 @@ TEST(Collective, channels_are_a_share_of_the_multiprocessors) {
   Machine machine = tiny_cluster();
   machine.gpu.multiprocessors = 100;
   machine.node->multiprocessors.emplace().value = 20;
-  EXPECT_NEAR(multiprocessor_share(Wires::kNode, machine), 0.2, 1e-12);
-  EXPECT_EQ(multiprocessor_share(Wires::kNetwork, machine), 0);
+  CollectiveWork work;
+  EXPECT_NEAR(multiprocessor_share(work, Wires::kNode, machine), 0.2, 1e-12);
+  EXPECT_EQ(multiprocessor_share(work, Wires::kNetwork, machine), 0);
+  // One that says how many it holds holds these, whatever its wires have.
+  work.multiprocessors = 25;
+  EXPECT_NEAR(multiprocessor_share(work, Wires::kNode, machine), 0.25, 1e-12);
+  EXPECT_NEAR(multiprocessor_share(work, Wires::kNetwork, machine), 0.25, 1e-12);
 }
 
 }  // namespace

@@ -32,6 +32,8 @@ constexpr double kOfPart = 10;
 constexpr double kOfHead = 2;
 constexpr double kOfMask = 0.7;
 constexpr double kOfDirection = 0.35;
+// Attention with wider heads gains nothing (scripts/make_kernel_tables.py, WIDE_HEAD, says why).
+constexpr int64_t kWideHead = 128;
 
 double octaves(double value) { return std::log2(value); }
 
@@ -176,7 +178,7 @@ FlopRate KernelModel::modelled(const AttentionTable& table, const AttentionQuery
   double rate = query.backward
                     ? constants.backward.flops_per_s / (1 + constants.half_backward / length)
                     : constants.forward.flops_per_s / (1 + constants.half_forward / length);
-  rate /= 1 + constants.half_head / static_cast<double>(query.head_size);
+  rate /= 1 + constants.half_head / static_cast<double>(std::min(query.head_size, kWideHead));
   if (query.causal) rate /= 1 + constants.diagonal / length;
   return FlopRate{rate * rate_of(part, ProductFormat::kAsStored)};
 }

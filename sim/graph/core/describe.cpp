@@ -58,6 +58,7 @@ struct KeyOfWork {
                     w.length, w.heads, w.kv_heads, w.head_size, to_string(w.dtype),
                     w.kind == AttentionKind::kEager ? " eager" : "");
     if (w.tokens_before > 0) text += fmt::format(" after={}", w.tokens_before);
+    if (w.window > 0) text += fmt::format(" window={}", w.window);
     return text;
   }
   std::string operator()(const RowWork& w) const {
@@ -83,6 +84,7 @@ struct KeyOfWork {
     if (w.once.experts > 0) {
       text += fmt::format(" once of {} in {}", w.once.per_token, w.once.experts);
     }
+    if (w.multiprocessors > 0) text += fmt::format(" multiprocessors={}", w.multiprocessors);
     return text;
   }
   std::string operator()(const IoWork& w) const {

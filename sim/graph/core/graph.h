@@ -266,6 +266,7 @@ struct AttentionWork {
   Flops flops;
   AttentionKind kind = AttentionKind::kFlash;
   int64_t tokens_before = 0;  // in the sequence, whether in the window or not
+  int64_t window = 0;         // keys that a query sees at most; 0: all up to its own
   // What passes of their own read and write around the kernel: rotary positions, other layouts,
   // repeated keys and values.
   Bytes passed = {};
@@ -332,6 +333,7 @@ struct CollectiveWork {
   // Of an all-to-all whose bytes are a row for each expert of a token: it goes but once to each
   // rank that has any of them, and between nodes once to each node. No experts: each row goes.
   TokenRouting once = {};
+  int64_t multiprocessors = 0;  // that it holds; 0: as many as its wires have channels
   bool operator==(const CollectiveWork&) const = default;
 };
 

@@ -87,12 +87,12 @@ class TensorFates {
         (tensor.kind == TensorKind::kMask && module == ModuleKind::kCoreAttention)) {
       return plan_.scores;
     }
-    // The last mask of a layer is remade where its neighbours are, so that the layer runs to its
-    // end.
+    // The last mask of a layer is remade where the whole of its network is, which then runs to its
+    // end. An activation alone is made again where its output was, and no product behind it
+    // (Megatron-LM at d98e8a64, megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput).
     if (tensor.kind == TensorKind::kMask && module == ModuleKind::kFc2) {
-      return plan_.fate[static_cast<size_t>(ModuleKind::kActivation)] == ActivationFate::kRecompute
-                 ? ActivationFate::kRecompute
-                 : ActivationFate::kKeep;
+      const bool whole = is_recomputed(ModuleKind::kFc1) && is_recomputed(ModuleKind::kActivation);
+      return whole ? ActivationFate::kRecompute : ActivationFate::kKeep;
     }
     // The first layer's input is what the layer before it would have left.
     const bool enters = plan_.reload == ReloadOrder::kByModule && tensor.label.layer < 0 &&
@@ -106,6 +106,10 @@ class TensorFates {
     }
     if (!is_activation(tensor) || !saves_output(module)) return ActivationFate::kKeep;
     return plan_.fate[static_cast<size_t>(module)];
+  }
+
+  bool is_recomputed(ModuleKind module) const {
+    return plan_.fate[static_cast<size_t>(module)] == ActivationFate::kRecompute;
   }
 
   bool obeys_offload(size_t tensor) const {

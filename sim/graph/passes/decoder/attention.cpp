@@ -24,6 +24,7 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   if (facts.fusion == Fusion::kNone) halves += backward ? 6 : 9;
   work.moved = bytes_of(values * halves / 2, work.dtype);
   if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
+  if (!backward) work.moved += Bytes{values * facts.score_bytes};
 }
 
 // Rotary positions turn queries and keys, and turn their gradients back; beside that what a
@@ -37,7 +38,11 @@ Bytes passes_around(const Model& rank, int64_t tokens, const StackFacts& facts, 
   int64_t bytes = queries * (backward ? facts.query_backward_bytes : facts.query_bytes) +
                   pairs * (backward ? facts.key_backward_bytes : facts.key_bytes);
   if (rank.position == PositionKind::kRope) {
-    const int64_t own = backward ? facts.rotary_backward_bytes : facts.rotary_bytes;
+    int64_t own = backward ? facts.rotary_backward_bytes : facts.rotary_bytes;
+    // Latent attention has kernels of its own for its few rotary columns.
+    if (rank.yarn && !rank.is_latent() && facts.yarn_bytes > 0) {
+      own = backward ? facts.yarn_backward_bytes : facts.yarn_bytes;
+    }
     const bool is_fused = facts.fusion == Fusion::kIntoProducts;
     const int64_t one_pass = is_fused ? 0 : 2 * size_of(dtype);
     bytes += (queries + keys) * (own > 0 ? own : one_pass);
@@ -78,6 +83,7 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   }
   const auto length = static_cast<double>(plan.sequence_length);
   const int64_t window = rank.window_of(layer);
+  if (window < part.end()) work.window = window;
   // Each product of the causal half of [S, S] with D costs S*S*D. A window w leaves 2wS - w^2 of
   // the S^2 that the half is counted by; a part what its queries see. All ranks of a ring wait for
   // the one that sees most.

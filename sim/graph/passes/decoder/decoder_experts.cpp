@@ -25,6 +25,7 @@ TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
     const bool grouped = model_.router == RouterKind::kSigmoid;
     work.once = {model_.experts, model_.experts_per_token, grouped ? model_.expert_groups : 1,
                  grouped ? model_.chosen_groups : 1};
+    work.multiprocessors = facts_.once_multiprocessors;
   }
   graph_.step.ops.push_back(
       collective_op(LaneKind::kExpertNetwork, work, phase, label,
