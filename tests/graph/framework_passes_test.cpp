@@ -70,6 +70,40 @@ TEST(FrameworkPasses, rotary_positions_pass_beside_the_attention) {
   }
 }
 
+// YaRN's, where a framework's kernel has no factor for them; not those of latent attention.
+TEST(FrameworkPasses, positions_that_scale_queries_and_keys_may_be_passes_of_their_own) {
+  StackFacts facts;
+  facts.fusion = Fusion::kOnePass;
+  facts.yarn_bytes = 24;
+  facts.yarn_backward_bytes = 28;
+  Model model = grouped();
+  EXPECT_EQ(passed(model, facts, Phase::kForward), 4 * (kQueries + kKeys));
+  model.yarn = true;
+  EXPECT_EQ(passed(model, facts, Phase::kForward), 24 * (kQueries + kKeys));
+  EXPECT_EQ(passed(model, facts, Phase::kBackward), 28 * (kQueries + kKeys));
+  Model latent = tiny::deepseek_v3({.layers = 1});
+  const int64_t as_others = passed(latent, facts, Phase::kForward);
+  latent.yarn = true;
+  EXPECT_EQ(passed(latent, facts, Phase::kForward), as_others);
+}
+
+// A bias of the scores is copied to each of 2 x 4 x 16 x 16 and read again by the product, forward.
+TEST(FrameworkPasses, a_bias_of_positions_moves_scores_forward) {
+  const auto moved = [](int64_t score_bytes, Phase phase) {
+    StackFacts facts;
+    facts.attention = {AttentionKind::kEager};
+    facts.score_bytes = score_bytes;
+    int64_t sum = 0;
+    for (const Op& op : build(grouped(), on_one_gpu(), facts).step.ops) {
+      const auto* work = std::get_if<AttentionWork>(&op.work);
+      if (work != nullptr && op.phase == phase && op.label.layer == 0) sum += work->moved.count;
+    }
+    return sum;
+  };
+  EXPECT_EQ(moved(4, Phase::kForward) - moved(0, Phase::kForward), 4 * 2 * 4 * 16 * 16);
+  EXPECT_EQ(moved(4, Phase::kBackward), moved(0, Phase::kBackward));
+}
+
 // Of ranks that split heads or tokens each has its share.
 TEST(FrameworkPasses, every_rank_passes_over_its_own_heads_and_tokens) {
   StackFacts facts;

@@ -76,6 +76,27 @@ TEST(checkpoint_pass, a_recomputed_activation_is_made_once_a_layer_before_its_fi
   }
 }
 
+int64_t repeated_in(const Plan& plan, const StackFacts& facts) {
+  const Graph graph = build(tiny::model(), plan, facts);
+  return std::ranges::count(graph.step.ops, Phase::kRecompute, &Op::phase);
+}
+
+// Who runs a recomputed network to its end does so where all of it is: fc1, the activation and fc2
+// of each of two layers. An activation alone, or with norms, is made where it was.
+TEST(checkpoint_pass, a_network_runs_to_its_end_where_all_of_it_is_recomputed) {
+  StackFacts facts;
+  facts.recomputes_whole_layer = true;
+  Plan plan = tiny::plan();
+  plan.activations = with(ModuleKind::kActivation, ActivationFate::kRecompute);
+  EXPECT_EQ(repeated_in(plan, facts), 2);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm2)] = ActivationFate::kRecompute;
+  EXPECT_EQ(repeated_in(plan, facts), 2 * 2);
+  plan.activations = with(ModuleKind::kActivation, ActivationFate::kRecompute);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kRecompute;
+  EXPECT_EQ(repeated_in(plan, facts), 2 * 3);
+  EXPECT_EQ(repeated_in(plan, {}), 2 * 2);
+}
+
 // fc2 reads activation, which reads fc1, which reads norm2, which reads attention_out, which reads
 // core_attention and the layer's input; that reads qkv, which reads norm1: seven of them a layer.
 TEST(checkpoint_pass, full_recompute_repeats_all_of_a_layer_but_its_output) {

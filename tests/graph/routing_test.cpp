@@ -171,6 +171,19 @@ TEST(routing, tokens_that_go_once_say_how_their_experts_lie) {
   EXPECT_EQ(once_of(plain), (TokenRouting{plain.experts, plain.experts_per_token, 1, 1}));
 }
 
+// What sends each row holds as many multiprocessors as other collectives.
+TEST(routing, what_sends_tokens_once_says_what_it_holds) {
+  StackFacts facts;
+  facts.once_multiprocessors = 32;
+  for (const bool once : {false, true}) {
+    facts.sends_tokens_once = once;
+    for (const Op& op : build(tiny::mixtral({.layers = 1}), plan_of(100), facts).step.ops) {
+      if (kind_of(op.lane) != LaneKind::kExpertNetwork) continue;
+      EXPECT_EQ(std::get<CollectiveWork>(op.work).multiprocessors, once ? 32 : 0);
+    }
+  }
+}
+
 bool reads_what_it_writes(const Op& reader, const Op& writer) {
   for (const Access& made : writer.accesses) {
     for (const Access& used : reader.accesses) {

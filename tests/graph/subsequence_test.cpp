@@ -144,6 +144,12 @@ TEST(subsequences, parts_that_no_window_reaches_are_not_read) {
     EXPECT_EQ(accesses_of(back, Role::kKeyGradient), (part > 0) + (part + 1 < kParts));
   }
   EXPECT_DOUBLE_EQ(sum, 2.0 * 128 * (2 * 512 - 128) * 8);
+  // All tokens of the first part see as far back as there are any.
+  const auto window_of = [&](size_t part) {
+    return std::get<AttentionWork>(attention(graph, Phase::kForward)[part]->work).window;
+  };
+  EXPECT_EQ(window_of(0), 0);
+  EXPECT_EQ(window_of(1), 128);
   model.sliding_window = 1;
   const Graph alone = build_plain(model, divided_plan());
   for (const Op* op : attention(alone, Phase::kForward)) {

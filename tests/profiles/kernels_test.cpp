@@ -10,6 +10,7 @@
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 #include "sim/engine/cost.h"
+#include "sim/graph/passes/decoder/attention.h"
 #include "tests/engine/costed.h"
 
 namespace ballast {
@@ -204,6 +205,39 @@ TEST(Kernels, an_older_cudnn_is_slower_where_a_generation_has_a_table_of_it) {
   }
   EXPECT_EQ(rate("hopper", "h200", AttentionKernel::kCudnn9_13),
             rate("hopper", "h200", AttentionKernel::kCudnn));
+}
+
+// cuDNN with heads of 64 and a window (NVIDIA/cudnn-frontend at 3929da2e, gpt_oss): 128 positions
+// on GB200, 161 forward and 186 TFLOP/s backward; 1,024 on H200, 349 and 299. FLOPs are those of
+// what the window leaves, which a graph counts alike.
+TEST(Kernels, a_window_is_as_fast_as_it_was_timed) {
+  const auto rate = [](const std::string& machine_name, int64_t window, bool backward) {
+    Model model = load_model("gpt-oss-20b");
+    model.sliding_window = window;
+    Plan plan;
+    plan.strategy = "megatron";
+    plan.devices = plan.data = 1;
+    plan.global_batch = 2;
+    plan.micro_batch = 2;
+    plan.sequence_length = 16384;
+    plan.activations.emplace();
+    Stack stack;
+    stack.facts.attention_kernel = AttentionKernel::kCudnn;
+    const Phase phase = backward ? Phase::kBackward : Phase::kForward;
+    AttentionWork work = attention_work(model, plan, stack.facts, phase, 0, {0, 16384});
+    EXPECT_EQ(work.window, window);
+    work.passed = {};
+    Op op;
+    op.kind = OpKind::kAttention;
+    op.phase = phase;
+    op.work = work;
+    const auto costed = tests::cost_with(op, load_machine(machine_name), {plan, stack});
+    return work.flops.count / costed.us() / 1e6;
+  };
+  EXPECT_NEAR(rate("gb200-nvl72", 128, false), 161, 0.02 * 161);
+  EXPECT_NEAR(rate("gb200-nvl72", 128, true), 186, 0.02 * 186);
+  EXPECT_NEAR(rate("hgx-h200-sxm", 1024, false), 349, 0.02 * 349);
+  EXPECT_NEAR(rate("hgx-h200-sxm", 1024, true), 299, 0.02 * 299);
 }
 
 // Products of 16-bit factors take longer under load than their table says, of any framework. Those

@@ -237,8 +237,10 @@ TEST(Models, scaled_rotary_positions_are_marked) {
   EXPECT_FALSE(parse_config(config).scaled_rope);
   config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}};
   EXPECT_TRUE(parse_config(config).scaled_rope);
+  EXPECT_FALSE(parse_config(config).yarn);
   config["rope_scaling"] = {{"type", "yarn"}, {"factor", 8.0}};
   EXPECT_TRUE(parse_config(config).scaled_rope);
+  EXPECT_TRUE(parse_config(config).yarn);
   config["rope_scaling"] = {{"rope_type", "default"}};
   EXPECT_FALSE(parse_config(config).scaled_rope);
   config["rope_scaling"] = nullptr;

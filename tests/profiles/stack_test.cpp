@@ -25,6 +25,14 @@ void set_unusual_sending(StackFacts& facts) {
   facts.step_copy_bytes = 8;
 }
 
+void set_unusual_positions(StackFacts& facts) {
+  facts.rotary_bytes = 24;
+  facts.rotary_backward_bytes = 36;
+  facts.yarn_bytes = 20;
+  facts.yarn_backward_bytes = 22;
+  facts.score_bytes = 4;
+}
+
 // The rest of what unusual_stack() says.
 void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.loss_bytes = 52;
@@ -35,6 +43,7 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.repeats_norms = true;
   facts.multiplies_by_expert = true;
   facts.sends_tokens_once = true;
+  facts.once_multiprocessors = 32;
   facts.keeps_experts_whole = true;
   facts.norms_find_largest = true;
   facts.reads_routing = true;
@@ -72,8 +81,7 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.exchange_bytes = 4;
   facts.return_bytes = 16;
   facts.return_core_percent = 20;
-  facts.rotary_bytes = 24;
-  facts.rotary_backward_bytes = 36;
+  set_unusual_positions(facts);
   facts.query_bytes = 24;
   facts.query_backward_bytes = 12;
   facts.activation_bytes = 46;
@@ -359,7 +367,7 @@ bool tells_of_experts(const Stack& stack) {
 }
 bool is_of_experts(const std::string& fact) {
   return holds(fact, "expert") || fact == "sort_bytes" || fact == "padding_bytes" ||
-         fact == "reads_routing" || fact == "sends_tokens_once";
+         fact == "reads_routing" || fact == "sends_tokens_once" || fact == "once_multiprocessors";
 }
 
 void add_votes_of_experts(Votes& count, const std::string& without) {
