@@ -428,8 +428,7 @@ OrderedJson to_json(const Model& model) {
                         {"mlp_bias", model.mlp_bias},
                         {"qk_norm", model.qk_norm},
                         {"tied_embeddings", model.tied_embeddings},
-                        {"scaled_rope", model.scaled_rope},
-                        {"yarn", model.yarn}};
+                        {"scaled_rope", model.scaled_rope}};
   record.update(OrderedJson{{"experts", model.experts},
                             {"experts_per_token", model.experts_per_token},
                             {"expert_ffn", model.expert_ffn},
@@ -447,7 +446,9 @@ OrderedJson to_json(const Model& model) {
                             {"attention_sinks", model.attention_sinks},
                             {"dropout", model.dropout},
                             {"quantization", model.quantization}});
-  // Models without keep the record that they had before there were these.
+  // Models without keep the record that they had before there were these: a checkpoint goes on only
+  // with the record that it holds.
+  if (model.yarn) record["yarn"] = true;
   if (model.experts > 0) {
     record["router"] = word(kRouters, model.router);
     record["normalised_choice"] = model.normalised_choice;
@@ -523,7 +524,7 @@ Model model_from_json(const Json& document, const std::string& source) {
   model.qk_norm = reader.boolean("qk_norm");
   model.tied_embeddings = reader.boolean("tied_embeddings");
   model.scaled_rope = reader.boolean("scaled_rope");
-  model.yarn = boolean_or(reader, "yarn", false);  // records of before 2026-12 do not say
+  model.yarn = boolean_or(reader, "yarn", false);
   read_experts_and_latents(reader, model);
   reader.finish();
   refuse_impossible(model, source);

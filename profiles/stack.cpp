@@ -155,8 +155,8 @@ StackFacts read_facts(JsonReader reader) {
   read_choice(reader, "fusion", kFusions, facts.fusion);
   read_whole(reader, "rotary_bytes", kFactBytes, facts.rotary_bytes);
   read_whole(reader, "rotary_backward_bytes", kFactBytes, facts.rotary_backward_bytes);
-  read_whole(reader, "yarn_bytes", kFactBytes, facts.yarn_bytes);
   read_whole(reader, "score_bytes", kFactBytes, facts.score_bytes);
+  read_whole(reader, "yarn_bytes", kFactBytes, facts.yarn_bytes);
   read_whole(reader, "yarn_backward_bytes", kFactBytes, facts.yarn_backward_bytes);
   read_whole(reader, "activation_bytes", kFactBytes, facts.activation_bytes);
   read_whole(reader, "activation_backward_bytes", kFactBytes, facts.activation_backward_bytes);

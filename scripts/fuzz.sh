@@ -16,8 +16,7 @@ if [ -z "$CXX" ]; then
   echo "scripts/fuzz.sh: no clang++; install clang-14 and libclang-rt-14-dev, or set CXX" >&2
   exit 2
 fi
-# The kernels' library is built with hwloc where that is there (CMakeLists.txt).
-HWLOC=$(pkg-config --libs hwloc 2>/dev/null || true)
+HWLOC=$(pkg-config --libs hwloc)  # of the kernels' library
 export HWLOC
 export FLAGS="-std=c++20 -O1 -gline-tables-only -I. -ffp-contract=off -fno-omit-frame-pointer
   -fno-sanitize-recover=all -DBALLAST_SOURCE_DIR=\"$PWD\""

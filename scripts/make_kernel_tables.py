@@ -207,7 +207,7 @@ def attention_points(generation, kernel):
     points = []
     windows = {}
     for key, e in attention_entries(generation, kernel):
-        if "sliding_window" in e:
+        if "sliding_window" in e and not mostly_launch(e):
             windows.setdefault((key, e["source"]), []).append(e["value"])
         elif not mostly_launch(e):
             points.append((key, e["value"], e["source"]))
@@ -230,9 +230,10 @@ def attention_bounds(generation, kernel):
             if mostly_launch(e) and e["us"] > 1.5 * e["launch_us_at_most"]}
 
 
-# Wider heads gain nothing: a product then takes longer than the exponentials between two of them
-# (FlashAttention-4, arXiv 2603.05451: a B200 multiplies 8,192 and exponentiates 16 a cycle and
-# multiprocessor, as long for a score of 128). kernel_model.cpp has it too.
+# Wider heads gain nothing. Forward on a B200 a score takes 4 D / 8,192 cycles of a multiprocessor
+# for its two products and 1 / 16 for its exponential (FlashAttention-4, arXiv 2603.05451), which is
+# as long at D = 128. No other generation's table has wider heads. kernel_model.cpp has it too, and
+# tests/profiles/attention_levels_test.cpp compares the two.
 WIDE_HEAD = 128
 
 
@@ -487,8 +488,8 @@ def blackwell():
     flash4 = attention_table("blackwell", "flash4",
                              dict(attention_first(2400.0, 2400.0), half_head_size=200.0),
                              fixed=("half_backward_tokens",))
-    # Timed with narrow heads in windows alone, so what these cost is flash4's, the one kernel here
-    # that was timed with heads of 64 and of 128.
+    # Timed with narrow heads in windows alone, so what these cost is flash4's: it was timed with
+    # heads of 64 and of 128, and is written for the same units. (flash2 is of two generations ago.)
     narrow = flash4["model"]["half_head_size"]
     cudnn = attention_table("blackwell", "cudnn",
                             dict(attention_first(1750.0, 1400.0), half_head_size=narrow),

@@ -93,7 +93,7 @@ bool has_bias(const Model& model) {
 
 Model one_layer(Model model) {
   model.layers = 1;
-  model.scaled_rope = false;
+  model.scaled_rope = model.yarn = false;
   return model;
 }
 

@@ -88,8 +88,9 @@ struct GroupOfWork {
                        to_string(w.weight_codes));
   }
   std::string operator()(const AttentionWork& w) const {
-    return fmt::format(" head_size={} {}{}", w.head_size, to_string(w.dtype),
-                       w.kind == AttentionKind::kEager ? " eager" : "");
+    return fmt::format(" head_size={} {}{}{}", w.head_size, to_string(w.dtype),
+                       w.kind == AttentionKind::kEager ? " eager" : "",
+                       w.window > 0 ? " window" : "");
   }
   std::string operator()(const RowWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
   std::string operator()(const BucketWork& w) const {

@@ -75,7 +75,7 @@ FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
   const Gpu& gpu = machine_.gpu;
   const bool half = is_half(work.dtype);
   // The last query of a part sees as many keys as that of a sequence that ends with it. One that
-  // sees a window of w, as many as those of a sequence of 2 w on average.
+  // sees a window of w sees as many as those of a sequence of 2 w do on average.
   int64_t seen = work.tokens_before + work.length;
   if (work.window > 0) seen = std::min(seen, 2 * work.window);
   if (half && gpu.attention.empty() && gpu.kernels.model) {

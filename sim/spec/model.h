@@ -58,10 +58,10 @@ struct Model {
   bool mlp_bias = false;
   bool tied_embeddings = false;
   bool qk_norm = false;  // qwen3: RMSNorm of each head's q and k, parameters of kCoreAttention
-  // The rotary angles are stretched (llama3, yarn, ...): the same cost, other values.
+  // The rotary angles are stretched (llama3, yarn, ...): other values.
   bool scaled_rope = false;
-  // They are, and queries and keys grow with them (YaRN's mscale; Peng et al., arXiv 2309.00071,
-  // section 3.4).
+  // The angles are stretched as YaRN does it, which scales queries and keys too (Peng et al., arXiv
+  // 2309.00071, section 3.4); whether by 1, which a file may say, is not read.
   bool yarn = false;
 
   // Layers of experts (Shazeer et al., arXiv 1701.06538): a router sends every token to

@@ -102,8 +102,8 @@ struct StackFacts {
   AttentionKernel attention_kernel = AttentionKernel::kCudnn;
   // On generations of GPUs where it is another ("hopper": FlashAttention 3 runs there alone).
   std::map<std::string, AttentionKernel> attention_kernel_on = {};
-  // Bytes that eager attention moves for each score beside its products and passes, forward: where
-  // positions are a bias of the scores (ALiBi), that is copied to each and added by the product.
+  // Bytes that eager attention moves for each score forward beside its products and passes. Of
+  // learned positions, for which a framework has a bias of the scores (ALiBi) that products add.
   int64_t score_bytes = 0;
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;

@@ -111,6 +111,22 @@ TEST(Cost, products_in_fp8_are_measured_apart) {
   EXPECT_EQ(groups.size(), 3U);
 }
 
+// A window makes attention of the same sizes another operation, whose rate is another one's; what
+// an exchange holds tells it from one that holds nothing of its own.
+TEST(Cost, windows_and_what_exchanges_hold_are_measured_apart) {
+  Op op;
+  op.kind = OpKind::kAttention;
+  op.work = AttentionWork{.sequences = 1, .length = 512, .heads = 4, .head_size = 64};
+  Op windowed = op;
+  std::get<AttentionWork>(windowed.work).window = 128;
+  EXPECT_NE(cost_key(op), cost_key(windowed));
+  EXPECT_NE(cost_group(op), cost_group(windowed));
+  op.work = CollectiveWork{CollectiveKind::kAllToAll, Bytes{1024}, 4};
+  Op holding = op;
+  std::get<CollectiveWork>(holding.work).multiprocessors = 32;
+  EXPECT_NE(cost_key(op), cost_key(holding));
+}
+
 // The smallest tile with 64 rows that suits 256 columns is 64 x 128: two of them in turn, each
 // 2 * 64 * 128 * 1024 FLOP. An operand serves 42.7 products there and 85.3 in the largest tile:
 // 1 + 19.2 (1/42.7 - 1/85.3) = 1.225 times as long: 2 * 16.777 * 1.225 = 41.104 us.

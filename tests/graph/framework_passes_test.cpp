@@ -81,6 +81,11 @@ TEST(FrameworkPasses, positions_that_scale_queries_and_keys_may_be_passes_of_the
   model.yarn = true;
   EXPECT_EQ(passed(model, facts, Phase::kForward), 24 * (kQueries + kKeys));
   EXPECT_EQ(passed(model, facts, Phase::kBackward), 28 * (kQueries + kKeys));
+  // Of either direction what is not said is as of others.
+  facts.rotary_bytes = facts.rotary_backward_bytes = 20;
+  facts.yarn_backward_bytes = 0;
+  EXPECT_EQ(passed(model, facts, Phase::kForward), 24 * (kQueries + kKeys));
+  EXPECT_EQ(passed(model, facts, Phase::kBackward), 20 * (kQueries + kKeys));
   Model latent = tiny::deepseek_v3({.layers = 1});
   const int64_t as_others = passed(latent, facts, Phase::kForward);
   latent.yarn = true;
@@ -88,18 +93,22 @@ TEST(FrameworkPasses, positions_that_scale_queries_and_keys_may_be_passes_of_the
 }
 
 // A bias of the scores is copied to each of 2 x 4 x 16 x 16 and read again by the product, forward.
+// Who turns queries and keys has none.
 TEST(FrameworkPasses, a_bias_of_positions_moves_scores_forward) {
-  const auto moved = [](int64_t score_bytes, Phase phase) {
+  Model model = grouped();
+  const auto moved = [&](int64_t score_bytes, Phase phase) {
     StackFacts facts;
     facts.attention = {AttentionKind::kEager};
     facts.score_bytes = score_bytes;
     int64_t sum = 0;
-    for (const Op& op : build(grouped(), on_one_gpu(), facts).step.ops) {
+    for (const Op& op : build(model, on_one_gpu(), facts).step.ops) {
       const auto* work = std::get_if<AttentionWork>(&op.work);
       if (work != nullptr && op.phase == phase && op.label.layer == 0) sum += work->moved.count;
     }
     return sum;
   };
+  EXPECT_EQ(moved(4, Phase::kForward), moved(0, Phase::kForward));
+  model.position = PositionKind::kLearned;
   EXPECT_EQ(moved(4, Phase::kForward) - moved(0, Phase::kForward), 4 * 2 * 4 * 16 * 16);
   EXPECT_EQ(moved(4, Phase::kBackward), moved(0, Phase::kBackward));
 }

@@ -95,6 +95,10 @@ TEST(checkpoint_pass, a_network_runs_to_its_end_where_all_of_it_is_recomputed) {
   plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kRecompute;
   EXPECT_EQ(repeated_in(plan, facts), 2 * 3);
   EXPECT_EQ(repeated_in(plan, {}), 2 * 2);
+  plan.activations->recompute_fc1_part = 0.5;
+  EXPECT_EQ(repeated_in(plan, facts), 2 * 2);
+  plan.activations->recompute_fc1_part = 0;
+  EXPECT_EQ(repeated_in(plan, facts), 2);
 }
 
 // fc2 reads activation, which reads fc1, which reads norm2, which reads attention_out, which reads

@@ -51,6 +51,28 @@ void expect_rates(const std::array<double, 3>& rates, const std::array<double, 3
   for (size_t i = 0; i < rates.size(); ++i) EXPECT_NEAR(rates[i], expected[i], 1e-9) << i;
 }
 
+// The script that fits the constants and what takes them agree on where wider heads gain nothing.
+TEST(AttentionLevels, heads_gain_up_to_the_width_of_the_script_that_fits) {
+  std::ifstream file(BALLAST_SOURCE_DIR "/scripts/make_kernel_tables.py");
+  const std::string name = "WIDE_HEAD = ";
+  int64_t wide = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name)) wide = std::stoll(line.substr(name.size()));
+  }
+  ASSERT_GT(wide, 0);
+  KernelTables tables;
+  tables.parts.emplace_back().name = "a";
+  AttentionTable table = table_of(AttentionKernel::kFlash2, {});
+  table.constants.half_head = 64;
+  tables.attention = {table};
+  const KernelModel model(tables);
+  const auto rate = [&](int64_t head) {
+    return model.attention_rate({AttentionKernel::kFlash2, head, kLength}, "a")->flops_per_s;
+  };
+  EXPECT_LT(rate(wide - 1), rate(wide));
+  EXPECT_EQ(rate(wide), rate(wide + 1));
+}
+
 TEST(AttentionLevels, a_part_that_nobody_timed_is_as_the_nearest_one) {
   const auto kernel = AttentionKernel::kFlash2;
   expect_rates(rates_of({table_of(kernel, {{"a", 2}})}, kernel), {2, 2, 2});

@@ -333,7 +333,7 @@ struct CollectiveWork {
   // Of an all-to-all whose bytes are a row for each expert of a token: it goes but once to each
   // rank that has any of them, and between nodes once to each node. No experts: each row goes.
   TokenRouting once = {};
-  int64_t multiprocessors = 0;  // that it holds; 0: as many as its wires have channels
+  int64_t multiprocessors = 0;  // that it holds; 0: as many as other collectives
   bool operator==(const CollectiveWork&) const = default;
 };
 

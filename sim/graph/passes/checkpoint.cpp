@@ -91,7 +91,8 @@ class TensorFates {
     // end. An activation alone is made again where its output was, and no product behind it
     // (Megatron-LM at d98e8a64, megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput).
     if (tensor.kind == TensorKind::kMask && module == ModuleKind::kFc2) {
-      const bool whole = is_recomputed(ModuleKind::kFc1) && is_recomputed(ModuleKind::kActivation);
+      const bool whole = is_recomputed(ModuleKind::kFc1) && plan_.recompute_fc1_part == 1 &&
+                         is_recomputed(ModuleKind::kActivation);
       return whole ? ActivationFate::kRecompute : ActivationFate::kKeep;
     }
     // The first layer's input is what the layer before it would have left.

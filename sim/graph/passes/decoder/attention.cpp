@@ -24,7 +24,6 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   if (facts.fusion == Fusion::kNone) halves += backward ? 6 : 9;
   work.moved = bytes_of(values * halves / 2, work.dtype);
   if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
-  if (!backward) work.moved += Bytes{values * facts.score_bytes};
 }
 
 // Rotary positions turn queries and keys, and turn their gradients back; beside that what a
@@ -39,10 +38,9 @@ Bytes passes_around(const Model& rank, int64_t tokens, const StackFacts& facts, 
                   pairs * (backward ? facts.key_backward_bytes : facts.key_bytes);
   if (rank.position == PositionKind::kRope) {
     int64_t own = backward ? facts.rotary_backward_bytes : facts.rotary_bytes;
+    const int64_t scaled = backward ? facts.yarn_backward_bytes : facts.yarn_bytes;
     // Latent attention has kernels of its own for its few rotary columns.
-    if (rank.yarn && !rank.is_latent() && facts.yarn_bytes > 0) {
-      own = backward ? facts.yarn_backward_bytes : facts.yarn_bytes;
-    }
+    if (rank.yarn && !rank.is_latent() && scaled > 0) own = scaled;
     const bool is_fused = facts.fusion == Fusion::kIntoProducts;
     const int64_t one_pass = is_fused ? 0 : 2 * size_of(dtype);
     bytes += (queries + keys) * (own > 0 ? own : one_pass);
@@ -78,7 +76,10 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   if (facts.attention.front() == AttentionKind::kEager) {
     // What the mask hides is multiplied too, so all ranks of a ring have as much whichever tokens
     // they have.
-    make_eager(work, scores_count(rank, plan, part), facts, phase);
+    const int64_t scores = scores_count(rank, plan, part);
+    make_eager(work, scores, facts, phase);
+    const bool is_biased = !backward && rank.position == PositionKind::kLearned;
+    if (is_biased) work.moved += Bytes{scores * facts.score_bytes};
     return work;
   }
   const auto length = static_cast<double>(plan.sequence_length);
