@@ -116,7 +116,10 @@ TEST(Cost, products_in_fp8_are_measured_apart) {
 TEST(Cost, windows_and_what_exchanges_hold_are_measured_apart) {
   Op op;
   op.kind = OpKind::kAttention;
-  op.work = AttentionWork{.sequences = 1, .length = 512, .heads = 4, .head_size = 64};
+  AttentionWork work;
+  work.length = 512;
+  work.head_size = 64;
+  op.work = work;
   Op windowed = op;
   std::get<AttentionWork>(windowed.work).window = 128;
   EXPECT_NE(cost_key(op), cost_key(windowed));
