@@ -207,9 +207,11 @@ def attention_points(generation, kernel):
     points = []
     windows = {}
     for key, e in attention_entries(generation, kernel):
-        if "sliding_window" in e and not mostly_launch(e):
+        if mostly_launch(e):
+            continue
+        if "sliding_window" in e:
             windows.setdefault((key, e["source"]), []).append(e["value"])
-        elif not mostly_launch(e):
+        else:
             points.append((key, e["value"], e["source"]))
     # Of one window in sequences of several lengths, the median.
     points += [(key, statistics.median(values), source)
