@@ -10,6 +10,7 @@
 #include "profiles/json_records.h"
 #include "profiles/tables/load_once.h"
 #include "sim/base/error.h"
+#include "sim/graph/core/op_cost.h"
 
 namespace ballast {
 namespace {
@@ -18,6 +19,7 @@ constexpr const char* kKernelsSchema = "ballast.kernels/1";
 constexpr NumberRange kKernelRate{0, 1e12, true};
 constexpr NumberRange kFromZero{0, 1e12};
 constexpr WholeRange kShapeCount{1, 1 << 20};
+constexpr NumberRange kLeftShare{kLeastShare, 1};
 
 // Columns of one series: as many numbers in each as in the first that was read.
 class Columns {
@@ -156,6 +158,11 @@ KernelTables parse_kernels(std::string_view text, const std::string& source) {
   tables.generation = reader.text("generation");
   reader.text("description");
   if (reader.has("code_layouts")) tables.code_layouts = reader.whole("code_layouts", {1, 2});
+  if (reader.has("product_beside_collective")) {
+    JsonReader one = reader.object("product_beside_collective");
+    tables.product_beside_collective = {one.number("share", kLeftShare), one.text("source")};
+    one.finish();
+  }
   for (JsonReader& one : reader.objects("parts")) {
     tables.parts.push_back(read_kernel_part(std::move(one)));
   }

@@ -125,10 +125,6 @@ bool runs_on_cpu(const Op& op) {
   return bucket != nullptr && bucket->site == Site::kCpu;
 }
 
-double per_second(Bytes bytes, Duration time) {
-  return static_cast<double>(bytes.count) / time.seconds();
-}
-
 double fastest(const Curve& curve) {
   double rate = 0;
   for (const Curve::Point& point : curve.points) rate = std::max(rate, point.rate);
@@ -231,6 +227,7 @@ void CostModel::add_capacities() {
   };
   node_ = add("node", machine_.node);
   network_ = add("network", machine_.network);
+  add_product_blocks();
   if (!machine_.nvme) return;
   // Of its time: a read alone, or a write, takes all of it.
   nvme_ = static_cast<int32_t>(capacities_.size());
@@ -562,39 +559,12 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
     return;
   }
   if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
-    add_collective_demands(*collective, cost);
+    add_collective_demands(op, *collective, cost);
     return;
   }
   demand(cost, kHbm, moved);
   demand(cost, kMultiprocessors, 1);
-}
-
-WireShares CostModel::wire_shares() const {
-  return {constants_.node_collective, constants_.network_collective};
-}
-
-void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost) const {
-  const CollectiveTime result = collective_time(work, machine_, wire_shares());
-  if (result.wires == Wires::kNone) return;
-  demand(cost, result.wires == Wires::kNetwork ? network_ : node_,
-         per_second(result.sent, cost.alone));
-  const auto& crossing = machine_.link.network_share;
-  if (result.wires == Wires::kNetwork && crossing) {
-    const double sent = crossing->value * per_second(result.sent, cost.alone);
-    demand(cost, kHostToDevice, sent);
-    demand(cost, kDeviceToHost, sent);
-    demand(cost, kLinkTotal, 2 * sent);
-  }
-  // What is sent is read, what arrives is written.
-  demand(cost, kHbm, 2 * per_second(result.passed, cost.alone));
-  // Its channels are blocks that stay on their multiprocessors until it is done.
-  hold_multiprocessors(multiprocessor_share(work, result.wires, machine_), cost);
-}
-
-void CostModel::hold_multiprocessors(double share, OpCost& cost) const {
-  if (share <= 0) return;
-  demand(cost, kMultiprocessors, share);
-  cost.demands[static_cast<size_t>(cost.demand_count) - 1].held = true;
+  if (std::holds_alternative<GemmWork>(op.work)) add_product_demands(cost);
 }
 
 }  // namespace ballast

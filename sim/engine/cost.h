@@ -63,6 +63,10 @@ Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit
 // test holds against this one).
 inline constexpr int64_t kDirectBlocks = 16;
 
+inline double per_second(Bytes bytes, Duration time) {
+  return static_cast<double>(bytes.count) / time.seconds();
+}
+
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
@@ -138,14 +142,16 @@ class CostModel {
   void check_direct() const;
   Alone direct(const BucketWork& work) const;
   void add_direct_demands(const BucketWork& work, OpCost& cost) const;
-  void hold_multiprocessors(double share, OpCost& cost) const;
+  void hold_multiprocessors(double share, bool is_left_room, OpCost& cost) const;
+  void add_product_blocks();
+  void add_product_demands(OpCost& cost) const;
   Alone between_stages(const CollectiveWork& work) const;
   Alone io(const IoWork& work) const;
   FlopRate matmul_rate(DType dtype) const;
   double most_cores() const;  // of one rank, where all use theirs
   void add_demands(const Op& op, OpCost& cost) const;
   WireShares wire_shares() const;
-  void add_collective_demands(const CollectiveWork& work, OpCost& cost) const;
+  void add_collective_demands(const Op& op, const CollectiveWork& work, OpCost& cost) const;
   void demand(OpCost& cost, int32_t capacity, double amount) const;
 
   const Machine& machine_;
@@ -169,6 +175,7 @@ class CostModel {
   int32_t node_ = -1;                                      // index of the interconnects, or -1
   int32_t network_ = -1;
   int32_t nvme_ = -1;
+  int32_t product_blocks_ = -1;  // of persistent kernels, or -1: products are of many small blocks
 };
 
 }  // namespace ballast

@@ -72,9 +72,7 @@ CostModel::Alone CostModel::direct(const BucketWork& work) const {
 }
 
 void CostModel::add_direct_demands(const BucketWork& work, OpCost& cost) const {
-  const auto rate = [&](Bytes bytes) {
-    return static_cast<double>(bytes.count) / cost.alone.seconds();
-  };
+  const auto rate = [&](Bytes bytes) { return per_second(bytes, cost.alone); };
   const Bytes crossing = work.from_host + work.to_host;
   demand(cost, kHbm, rate(work.moved - crossing));
   demand(cost, kDram, rate(crossing));
@@ -82,8 +80,8 @@ void CostModel::add_direct_demands(const BucketWork& work, OpCost& cost) const {
   if (work.from_host.count > 0) demand(cost, kHostToDevice, rate(work.from_host));
   if (work.to_host.count > 0) demand(cost, kDeviceToHost, rate(work.to_host));
   // Its blocks stay on their multiprocessors until it is done.
-  hold_multiprocessors(
-      static_cast<double>(kDirectBlocks) / static_cast<double>(machine_.gpu.multiprocessors), cost);
+  const auto blocks = static_cast<double>(kDirectBlocks);
+  hold_multiprocessors(blocks / static_cast<double>(machine_.gpu.multiprocessors), false, cost);
 }
 
 }  // namespace ballast

@@ -87,12 +87,22 @@ struct KernelPart {
   std::string source;
 };
 
+// What persistent kernels of products keep of their speed, at most, while a collective holds any
+// multiprocessor: they start one block on each and give each an equal part of the output, so blocks
+// that find theirs taken begin when others end. Products of many small blocks are slowed by the
+// share that is held.
+struct BesideCollective {
+  double share = 1;
+  std::string source;
+};
+
 struct KernelTables {
   std::string generation;
   // Layouts of its codes that an 8-bit factor is needed in: products of Hopper sum over what lies
   // side by side alone, so that a factor of two products is written row by row and column by
   // column.
   int64_t code_layouts = 2;
+  std::optional<BesideCollective> product_beside_collective = {};
   std::vector<KernelPart> parts;
   std::vector<GemmTable> gemm;
   std::vector<AttentionTable> attention;

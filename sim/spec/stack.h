@@ -18,6 +18,7 @@
 
 #include "sim/base/units.h"
 #include "sim/spec/attention_kernel.h"
+#include "sim/spec/model.h"
 
 namespace ballast {
 

@@ -1,9 +1,13 @@
 // Capacities that an operation holds for as long as it runs, in both solvers of fair rates.
+#include <array>
 #include <gtest/gtest.h>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "sim/engine/sharing/fair_rates.h"
 #include "sim/engine/sharing/sharing.h"
+#include "sim/engine/tables/kernel_model.h"
 #include "tests/engine/costed.h"
 #include "tests/engine/tiny_machine.h"
 
@@ -49,6 +53,70 @@ TEST(Held, a_collective_keeps_its_multiprocessors_and_its_rate) {
   sharing.end(1);
   sharing.settle();
   EXPECT_EQ(sharing.rate(0), 1);
+}
+
+// A GPU of 100 multiprocessors in nodes of two, whose products keep six tenths of their speed.
+Machine with_persistent_products() {
+  Machine machine = tests::tiny_machine();
+  machine.devices_per_node = 2;
+  machine.gpu.multiprocessors = 100;
+  machine.gpu.memory_bandwidth.value = Bandwidth::from_gb_per_s(1e6);  // memory is not what binds
+  machine.node.emplace().bandwidth.value = Bandwidth::from_gb_per_s(1e5);
+  machine.node->multiprocessors.emplace().value = 20;
+  KernelTables tables;
+  tables.generation = "generation";
+  tables.parts.emplace_back().name = "part";
+  tables.product_beside_collective = {0.6, "by hand"};
+  machine.gpu.kernels = {"generation", "part", std::make_shared<KernelModel>(tables)};
+  return machine;
+}
+
+// Rates of the first of two operations, and of the second, in both solvers.
+std::array<double, 2> rates_beside(const std::vector<Costed>& running) {
+  std::vector<std::span<const Demand>> demands;
+  for (const Costed& one : running) {
+    demands.push_back(
+        std::span(one.cost.demands).first(static_cast<size_t>(one.cost.demand_count)));
+  }
+  const auto count = static_cast<int32_t>(running.size());
+  Sharing sharing(running[0].capacities, count);
+  for (int32_t i = 0; i < count; ++i) sharing.begin(i, demands[static_cast<size_t>(i)]);
+  sharing.settle();
+  std::vector<double> rates(running.size());
+  fair_rates(running[0].capacities)(demands, rates);
+  for (int32_t i = 0; i < count; ++i) {
+    EXPECT_NEAR(sharing.rate(i), rates[static_cast<size_t>(i)], 1e-9) << i;
+  }
+  return {rates[0], rates[1]};
+}
+
+// Beside a collective that holds 20 of 100 multiprocessors, or beside two of them, a persistent
+// product has the six tenths that were measured, a pass over memory what is left of them.
+TEST(Held, persistent_products_keep_what_was_measured_however_much_is_held) {
+  const Machine machine = with_persistent_products();
+  const Costed gather =
+      cost(CollectiveWork{CollectiveKind::kAllGather, Bytes{400'000'000}, 2}, machine);
+  const Costed product = cost(GemmWork{128, 256, 960, DType::kBf16}, machine);
+  RowWork moves;
+  moves.moved = {1'000'000};
+  const Costed pass = cost(moves, machine);
+  EXPECT_NEAR(rates_beside({product, gather})[0], 0.6, 1e-9);
+  EXPECT_NEAR(rates_beside({product, gather, gather})[0], 0.6, 1e-9);
+  EXPECT_NEAR(rates_beside({pass, gather})[0], 0.8, 1e-9);
+  EXPECT_NEAR(rates_beside({pass, gather, gather})[0], 0.6, 1e-9);
+  EXPECT_EQ(rates_beside({product, gather})[1], 1);
+  EXPECT_EQ(rates_beside({product, pass})[0], 0.5);
+}
+
+// What overlaps the ranks of a product has its kernels leave the multiprocessors that it takes.
+TEST(Held, collectives_of_tensor_ranks_are_left_room_for) {
+  const Machine machine = with_persistent_products();
+  Op op;
+  op.work = CollectiveWork{CollectiveKind::kAllGather, Bytes{400'000'000}, 2};
+  op.lane = lane_of(0, LaneKind::kTensorNetwork);
+  const Costed gather = tests::cost_with(op, machine, {});
+  const Costed product = cost(GemmWork{128, 256, 960, DType::kBf16}, machine);
+  EXPECT_NEAR(rates_beside({product, gather})[0], 0.8, 1e-9);
 }
 
 // 0.6 and 0.7 of one capacity are held: a tenth is left to who shares it, and nobody stands still.

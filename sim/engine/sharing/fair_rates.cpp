@@ -22,7 +22,8 @@ class FairRates {
         if (demand.amount <= 0) continue;
         if (demand.held) {
           const auto capacity = static_cast<size_t>(demand.capacity);
-          left_[capacity] = std::max(left_[capacity] - demand.amount, amounts_[capacity] / 10);
+          left_[capacity] =
+              std::max(left_[capacity] - demand.amount, amounts_[capacity] * kLeastShare);
           continue;
         }
         uses_.push_back({static_cast<int32_t>(flow), demand.capacity, demand.amount});

@@ -14,8 +14,7 @@ constexpr int64_t kFull = int64_t{1} << 40;
 // Shares are rounded to a unit each, so three thirds may add up to one unit more than the whole.
 constexpr int64_t kRounding = 1 << 10;
 
-// However much is held, nobody stands still: without the last tenth no rate could be solved for.
-constexpr int64_t kLeastLeft = kFull / 10;
+constexpr auto kLeastLeft = static_cast<int64_t>(kLeastShare * static_cast<double>(kFull));
 
 }  // namespace
 

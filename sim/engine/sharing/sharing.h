@@ -54,7 +54,7 @@ class Sharing {
     int64_t share = 0;  // of the capacity, in units of 1 / kFull
     bool held = false;  // then it is in no list
   };
-  static constexpr int32_t kUses = 6;  // as many as OpCost::demands
+  static constexpr int32_t kUses = 7;  // as many as OpCost::demands
 
   struct Flow {
     double rate = 1;

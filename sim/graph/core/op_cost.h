@@ -25,6 +25,10 @@ struct Capacity {
   bool operator==(const Capacity&) const = default;
 };
 
+// However much of a capacity is held, this share of it is left to the others: nobody stands still,
+// and rates can be solved for.
+inline constexpr double kLeastShare = 0.1;
+
 // While it runs at full speed an operation uses `amount` units per second of the capacity.
 struct Demand {
   CapacityId capacity = -1;
@@ -44,7 +48,7 @@ struct OpCost {
   Duration host;
   Duration host_first;
   HostWait host_waits = HostWait::kNone;
-  std::array<Demand, 6> demands{};  // the first `demand_count` are set
+  std::array<Demand, 7> demands{};  // the first `demand_count` are set
   int8_t demand_count = 0;
   Provenance provenance = Provenance::kRoofline;
   bool operator==(const OpCost&) const = default;
