@@ -125,6 +125,7 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "padding_bytes", kFactBytes, facts.padding_bytes);
   read_whole(reader, "clamp_bytes", kFactBytes, facts.clamp_bytes);
   read_whole(reader, "clamp_backward_bytes", kFactBytes, facts.clamp_backward_bytes);
+  read_whole(reader, "bias_epilogue_percent", kFactBytes, facts.bias_epilogue_percent);
   read_whole(reader, "expert_bias_bytes", kFactBytes, facts.expert_bias_bytes);
   read_whole(reader, "expert_bias_backward_bytes", kFactBytes, facts.expert_bias_backward_bytes);
   read_whole(reader, "query_bytes", kFactBytes, facts.query_bytes);
@@ -309,6 +310,7 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"padding_bytes", facts.padding_bytes},
                       {"clamp_bytes", facts.clamp_bytes},
                       {"clamp_backward_bytes", facts.clamp_backward_bytes},
+                      {"bias_epilogue_percent", facts.bias_epilogue_percent},
                       {"expert_bias_bytes", facts.expert_bias_bytes},
                       {"expert_bias_backward_bytes", facts.expert_bias_backward_bytes},
                       {"query_bytes", facts.query_bytes},

@@ -172,6 +172,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
                                       : expert_launch_on(machine.cpu, stack.constants)),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       reads_routing_(stack.facts.reads_routing),
+      bias_epilogue_(1 + static_cast<double>(stack.facts.bias_epilogue_percent) / 100),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
       torch_adam_threads_(facts_of(stack.facts, plan).torch_adam_threads) {
   if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
@@ -378,7 +379,8 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
     if (gpu.is_host_thread) {
       return gpu_memory_bound(bytes_of(op.work), flops_of(op.work) / matmul_rate(gemm->dtype));
     }
-    return {launched(product_time(*gemm, 1)), of_tables(gemm->dtype)};
+    const Duration time = product_time(*gemm, 1);
+    return {launched(gemm->sums_bias ? time * bias_epilogue_ : time), of_tables(gemm->dtype)};
   }
   if (const auto* work = std::get_if<AttentionWork>(&op.work)) {
     return work->kind == AttentionKind::kEager ? eager_attention(*work)

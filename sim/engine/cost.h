@@ -167,6 +167,7 @@ class CostModel {
   const Duration expert_launch_;  // of the host, for an expert of a product by expert
   const bool reads_norms_;        // the host, before it enqueues the optimizer
   const bool reads_routing_;      // the host, before it enqueues what rows of experts pass through
+  const double bias_epilogue_;    // what it multiplies a product's time by
   const AttentionKernel attention_kernel_;
   const int64_t torch_adam_threads_;                       // StackFacts::torch_adam_threads
   std::map<std::string, Duration> measured_;               // by cost_key

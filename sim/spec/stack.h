@@ -165,6 +165,10 @@ struct StackFacts {
   int64_t clamp_backward_bytes = 0;
   int64_t expert_bias_bytes = 0;
   int64_t expert_bias_backward_bytes = 0;
+  // By how many percent a product of 16 bits for the gradient of a weight takes longer where its
+  // epilogue makes the gradient of a bias as well (cuBLASLt's BGRADB); 0: nothing, or no such
+  // epilogue.
+  int64_t bias_epilogue_percent = 0;
   // Bytes that passes of their own move around attention for each value of queries, and of keys and
   // values: taken apart, joined, laid out by sequence, keys and values repeated for every head.
   // Forward and backward; rotary positions are not among them.

@@ -136,6 +136,29 @@ TEST(LongSequencesPage, has_what_searches_of_a_million_tokens_find) {
   }
 }
 
+// Memory and step of 8B with a million tokens on one superchip, whole and in 8 parts.
+TEST(LongSequencesPage, has_a_million_tokens_on_one_superchip) {
+  const Workbench bench;
+  for (const std::string parts : {"1", "8"}) {
+    const Json found =
+        Json::parse(bench
+                        .run("predict --json --stack ballast --model llama-3-8b --machine "
+                             "gh200-96gb-480gb --global-batch 1 --sequence-length 1048576 "
+                             "--subsequences " +
+                             parts)
+                        .output);
+    const std::vector<std::string> page = cells_on_page("| parts | GPU memory", parts);
+    ASSERT_EQ(page.size(), 5U);
+    const auto gib = [&](const char* key) { return found[key].get<double>() / (1 << 30); };
+    EXPECT_NEAR(numbers_in(page[1]).front(), gib("peak_gpu_bytes"), 0.02 * gib("peak_gpu_bytes"));
+    EXPECT_NEAR(numbers_in(page[2]).front(), gib("peak_cpu_bytes"), 0.02 * gib("peak_cpu_bytes"));
+    EXPECT_EQ(page[1].find(": fits") != std::string::npos, found["fits"].get<bool>()) << parts;
+    if (page[3] == "-") continue;
+    const double step = found["step_time_s"].get<double>();
+    EXPECT_NEAR(numbers_in(page[3]).front(), step, 0.02 * step) << parts;
+  }
+}
+
 // What multiplexing adds to the step of 7B with a million tokens.
 TEST(LongSequencesPage, has_what_multiplexing_adds) {
   const Workbench bench;

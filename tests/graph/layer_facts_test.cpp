@@ -4,6 +4,7 @@
 // sequences of 4 tokens: 8 tokens, so that T C = 64 values and T F = 256.
 #include <algorithm>
 #include <gtest/gtest.h>
+#include <set>
 
 #include "tests/graph/tiny_plans.h"
 
@@ -295,6 +296,30 @@ TEST(LayerFacts, clamped_activations_and_biases_of_experts_are_passes_of_their_o
   EXPECT_EQ(more(OpKind::kCombine, false), kRows * 16 * 12);
   EXPECT_EQ(more(OpKind::kPermute, true), kRows * 16 * 16);
   EXPECT_EQ(more(OpKind::kCombine, true) + more(OpKind::kPermute, false), 0);
+}
+
+// Of a model whose network alone has biases, the gradients of its weights, unless products are in 8
+// bits: what rounds for these sums biases too.
+TEST(LayerFacts, products_of_gradients_sum_those_of_biases) {
+  const auto modules = [](ProductFormat products, int64_t percent) {
+    StackFacts facts;
+    facts.bias_epilogue_percent = percent;
+    Plan plan = plan_on_gpu();
+    plan.products = products;
+    Model model = tiny::mixtral(kOfSixteen);
+    model.mlp_bias = true;
+    std::set<ModuleKind> found;
+    for (const Op& op : build(model, plan, facts).step.ops) {
+      const auto* work = std::get_if<GemmWork>(&op.work);
+      if (work == nullptr || !work->sums_bias) continue;
+      EXPECT_EQ(op.phase, Phase::kBackwardWeight);
+      found.insert(op.label.module);
+    }
+    return found;
+  };
+  EXPECT_EQ(modules(ProductFormat::kAsStored, 127), (std::set{ModuleKind::kFc1, ModuleKind::kFc2}));
+  EXPECT_TRUE(modules(ProductFormat::kAsStored, 0).empty());
+  EXPECT_TRUE(modules(ProductFormat::kFp8, 127).empty());
 }
 
 }  // namespace

@@ -139,6 +139,7 @@ Stack unusual_stack() {
   stack.facts.clamp_backward_bytes = 10;
   stack.facts.expert_bias_bytes = 12;
   stack.facts.expert_bias_backward_bytes = 16;
+  stack.facts.bias_epilogue_percent = 127;
   set_unusual_gradients_and_peaks(stack.facts);
   stack.facts.gradients = GradientPrecision::kF32;
   stack.facts.reduction = GradientPrecision::kF32;

@@ -251,6 +251,7 @@ struct GemmWork {
   int64_t experts = 0;
   bool wide_output = false;  // in 32 bits, whatever the factors are in
   bool by_expert = false;    // a kernel for each of the experts, not one for all
+  bool sums_bias = false;    // of a weight's gradient: its epilogue makes that of the bias as well
   bool operator==(const GemmWork&) const = default;
 };
 

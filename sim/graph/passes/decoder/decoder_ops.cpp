@@ -280,6 +280,24 @@ TensorId DecoderOps::gemm_backward(Label label, Label input, TensorId x, int64_t
   return backward.dx;
 }
 
+namespace {
+
+bool product_has_bias(const Model& model, ModuleKind module) {
+  switch (module) {
+    case ModuleKind::kQkv:
+      return model.qkv_bias;
+    case ModuleKind::kAttentionOut:
+      return model.attention_out_bias;
+    case ModuleKind::kFc1:
+    case ModuleKind::kFc2:
+      return model.mlp_bias;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 void DecoderOps::product_backward(const BackwardOf& backward, const Product& product) {
   Access dw = gradient(backward.label);
   const bool adds = dw.mode == AccessMode::kReadWrite;
@@ -305,6 +323,9 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
     GemmWork work{product.out, product.in, rows, plan_.dtype, adds};
     work.experts = backward.experts;
     work.by_expert = work.experts > 0 && facts_.multiplies_by_expert;
+    work.sums_bias = facts_.bias_epilogue_percent > 0 &&
+                     product_has_bias(model_, backward.label.module) &&
+                     plan_.products == ProductFormat::kAsStored;
     // Where a framework's source says so, its fitted constants hold what these bytes take.
     work.wide_output =
         plan_.gradients == GradientFormat::kF32 && gradient_type() != plan_.dtype && !adds_apart();
