@@ -114,8 +114,10 @@ void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, dou
   for (int8_t i = 0; i < cost.demand_count; ++i) {
     const Demand& demand = cost.demands[static_cast<size_t>(i)];
     const auto index = static_cast<size_t>(demand.capacity);
-    capacity[index] +=
-        times * cost.alone.seconds() * demand.amount / table.capacities[index].amount;
+    const double share = demand.amount / table.capacities[index].amount;
+    // Several may hold all of it at once, and leave others their least: that takes no time.
+    if (demand.held && share > 1 - kLeastShare) continue;
+    capacity[index] += times * cost.alone.seconds() * share;
   }
 }
 

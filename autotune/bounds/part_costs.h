@@ -22,7 +22,7 @@
 
 namespace ballast {
 
-inline constexpr int kMostCapacities = 10;
+inline constexpr int kMostCapacities = 12;
 
 // Time that operations keep lanes, shared capacities and the host thread that enqueues them busy
 // for, if each ran alone. No step is shorter than the busiest of them.

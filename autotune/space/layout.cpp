@@ -6,6 +6,7 @@
 #include <span>
 
 #include "sim/spec/keys_values.h"
+#include "sim/spec/ranks/ring.h"
 
 namespace ballast {
 namespace {
@@ -113,8 +114,15 @@ class Enumeration {
     }
   }
 
-  // Whether the pieces that a ring cuts each part into divide it.
+  // Whether the pieces that a ring cuts each part into divide it, and its ranks may help where
+  // that was asked for.
   bool fits_ring(int64_t context, int64_t parts) const {
+    if (base_.context_balance == ContextBalance::kHelpers) {
+      Plan ring = base_;
+      ring.context = context;
+      if (open_.has(KnobId::kSubsequences)) ring.subsequences = parts;
+      if (refusal_of_ring(ring, model_)) return false;
+    }
     const int64_t pieces = ring_piece_count(base_.context_balance, context);
     return base_.sequence_length % (pieces * parts) == 0;
   }

@@ -10,6 +10,7 @@
 
 #include "sim/graph/core/edit.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/ranks/ring.h"
 
 namespace ballast {
 

@@ -5,6 +5,7 @@
 
 #include "sim/spec/keys_values.h"
 #include "sim/spec/knobs.h"
+#include "sim/spec/ranks/ring.h"
 
 namespace ballast {
 
@@ -64,37 +65,21 @@ std::string_view to_string(SubsequenceSplit value) {
 }
 
 std::string_view to_string(ContextBalance value) {
-  return value == ContextBalance::kZigzag ? "zigzag" : "none";
+  switch (value) {
+    case ContextBalance::kZigzag:
+      return "zigzag";
+    case ContextBalance::kNone:
+      return "none";
+    case ContextBalance::kHelpers:
+      return "helpers";
+  }
+  return "";
 }
 
 double causal_area(int64_t end, int64_t window) {
   const auto all = static_cast<double>(end);
   const auto seen = static_cast<double>(window);
   return seen > 0 && seen < all ? seen * (2 * all - seen) : all * all;
-}
-
-int64_t ring_piece_count(ContextBalance balance, int64_t context) {
-  return context > 1 && balance == ContextBalance::kZigzag ? 2 * context : context;
-}
-
-std::vector<Subsequence> ring_pieces(const Plan& plan, const Subsequence& part, int64_t rank) {
-  const int64_t pieces = ring_piece_count(plan.context_balance, plan.context);
-  const int64_t length = part.length / pieces;
-  const auto piece = [&](int64_t i) { return Subsequence{part.begin + i * length, length}; };
-  if (pieces == plan.context) return {piece(rank)};
-  return {piece(rank), piece(pieces - 1 - rank)};
-}
-
-double busiest_area(const Plan& plan, const Subsequence& part, int64_t window) {
-  double most = 0;
-  for (int64_t rank = 0; rank < plan.context; ++rank) {
-    double area = 0;
-    for (const Subsequence& piece : ring_pieces(plan, part, rank)) {
-      area += causal_area(piece.end(), window) - causal_area(piece.begin, window);
-    }
-    most = std::max(most, area);
-  }
-  return most;
 }
 
 namespace {
@@ -467,15 +452,8 @@ void check_multiplex(const Plan& plan, const Model& model) {
 }
 
 void check_ring(const Plan& plan, const Model& model) {
-  const int64_t pieces = ring_piece_count(plan.context_balance, plan.context);
-  if (pieces == plan.context) return;
-  for (const Subsequence& part : subsequences_of(plan, model)) {
-    if (part.length % pieces == 0) continue;
-    refuse("context_balance",
-           fmt::format("a zigzag gives each of {} ranks two pieces, and {} pieces do not divide {} "
-                       "tokens",
-                       plan.context, pieces, part.length),
-           "use none, or a sequence_length that they divide");
+  if (const auto refusal = refusal_of_ring(plan, model)) {
+    refuse(refusal->knob, refusal->what, refusal->remedy);
   }
 }
 

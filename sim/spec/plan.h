@@ -161,9 +161,11 @@ std::string_view to_string(SubsequenceSplit value);  // "tokens", "flops"
 // pieces as ranks an early and a late one, rank r the pieces r and 2 P - 1 - r, so that every rank
 // has the same causal pairs (Megatron-LM, get_batch_on_this_cp_rank; zig-zag ring attention).
 // kNone: consecutive tokens, so that the last rank has 2 - 1/P times the mean of the pairs, and all
-// wait for it.
-enum class ContextBalance : uint8_t { kZigzag, kNone };
-std::string_view to_string(ContextBalance value);  // "zigzag", "none"
+// wait for it. kHelpers: consecutive tokens too, but ranks that would idle attend for queries of
+// later ones (DistFlashAttn, arXiv 2310.03294): the mean where P is odd, else 1 + 1/P of it, which
+// of two ranks is what kNone has. It is predicted only.
+enum class ContextBalance : uint8_t { kZigzag, kNone, kHelpers };
+std::string_view to_string(ContextBalance value);  // "zigzag", "none", "helpers"
 
 struct Plan {
   std::string model;    // a name of profiles/models or a path of a config.json
@@ -297,17 +299,6 @@ std::optional<KnobRefusal> refusal_of_multiplex(const Plan& plan, const Model& m
 // Pairs of a query and a key that it sees among the first `end` tokens, twice; `window` as that of
 // a model's layer.
 double causal_area(int64_t end, int64_t window);
-
-// Into how many pieces a ring of `context` ranks cuts a sequence, or a part of one.
-int64_t ring_piece_count(ContextBalance balance, int64_t context);
-
-// Tokens of a part of every sequence that rank `rank` of a ring (below Plan::context) has, earliest
-// first: two pieces of a zigzag, else one. Requires pieces that divide the part.
-std::vector<Subsequence> ring_pieces(const Plan& plan, const Subsequence& part, int64_t rank);
-
-// Pairs, counted twice as above, of the queries of a part that the busiest rank of a ring has; of
-// no ring those of all. Of a zigzag without a window every rank has as many.
-double busiest_area(const Plan& plan, const Subsequence& part, int64_t window);
 
 // Throws Error naming the knob if the plan cannot be run for this model: zero or negative sizes,
 // degrees that do not divide, sequence longer than learned positions, 8-bit products of a dtype

@@ -110,6 +110,30 @@ TEST(Layouts, parts_leave_a_device_two_to_sixteen_thousand_tokens) {
   EXPECT_EQ(parts[4], (std::set<int64_t>{1, 2, 4, 8}));
 }
 
+// Helpers of a ring share whole sequences without windows: of parts there is no ring, and of a
+// model with windows none at all. A search keeps the balance that it was given.
+TEST(Layouts, a_ring_of_helpers_has_whole_sequences_and_no_windows) {
+  Plan base = base_plan(4);
+  base.sequence_length = 65536;
+  base.context_balance = ContextBalance::kHelpers;
+  Model model = small_model();
+  model.max_positions = 65536;
+  Model windows = model;
+  windows.sliding_window = 1024;
+  std::map<bool, std::set<int64_t>> parts;  // by whether sequences go round a ring
+  for (const Plan& plan : layouts_of(model, base, knobs_of(KnobSearch::kLayout))) {
+    ASSERT_NO_THROW(check(plan, model)) << layout_name(plan);
+    EXPECT_EQ(plan.context_balance, ContextBalance::kHelpers);
+    parts[plan.context > 1].insert(plan.subsequences);
+  }
+  EXPECT_EQ(parts[true], (std::set<int64_t>{1}));
+  EXPECT_EQ(parts[false], (std::set<int64_t>{1, 2, 4, 8, 16, 32}));
+  for (const Plan& plan : layouts_of(windows, base, knobs_of(KnobSearch::kLayout))) {
+    ASSERT_NO_THROW(check(plan, windows)) << layout_name(plan);
+    EXPECT_EQ(plan.context, 1);
+  }
+}
+
 TEST(Layouts, a_degree_that_is_not_free_keeps_its_value) {
   Plan base = base_plan(8);
   base.tensor = 2;

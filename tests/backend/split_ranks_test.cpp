@@ -310,6 +310,16 @@ TEST(split_ranks, what_does_not_run_is_refused_by_name) {
   EXPECT_EQ(knob_missing(newer[2], plan_of(Degrees{.sequence = 2})), "plan.sequence");
   EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.context = 2})), "");
   EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.context = 4})), "plan.context");
+  // Every way to give a ring its tokens runs, but for ranks that help: of any number of them.
+  for (const int64_t balance : knob_of(KnobId::kContextBalance).choices) {
+    const bool helps = balance == static_cast<int64_t>(ContextBalance::kHelpers);
+    const Degrees two{.context = 2, .balance = static_cast<ContextBalance>(balance)};
+    EXPECT_EQ(knob_missing(dense, plan_of(two)), helps ? "plan.context_balance" : "");
+    if (!helps) continue;
+    const Degrees four{.context = 4, .balance = ContextBalance::kHelpers};
+    EXPECT_EQ(knob_missing(dense, plan_of(four)), "plan.context_balance");
+    EXPECT_FALSE(cuda_capabilities().declares(PlanFeature::kHelpedRings));
+  }
   EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.sequence = 2, .context = 2})), "plan.context");
   EXPECT_EQ(knob_missing(newer[4], plan_of(Degrees{.context = 2})), "plan.context");
   Plan experts = plan_of(Degrees{.data = 2});

@@ -126,7 +126,21 @@ TEST_F(BadInput, pieces_that_do_not_divide_a_sequence_are_refused) {
   expect_refusal(llama + "--sequence-length 4100", {"plan, context_balance:", "4 ranks two pieces",
                                                     "8 pieces do not divide 4100", "use none"});
   expect_refusal(llama + "--sequence-length 4096 --set plan.context_balance=even",
-                 {"context_balance", "even", "zigzag", "none"});
+                 {"context_balance", "even", "zigzag", "none", "helpers"});
+}
+
+TEST_F(BadInput, what_helpers_of_a_ring_cannot_share_is_refused) {
+  const std::string ring =
+      " --devices 4 --context 4 --global-batch 1 --set "
+      "plan.context_balance=helpers ";
+  const std::string knob = "plan, context_balance:";
+  expect_refusal(kPredict + "llama-3-8b --sequence-length 8192 --subsequences 4" + ring,
+                 {knob, "whole sequences", "4 parts", "use zigzag, or subsequences 1"});
+  expect_refusal(kPredict + "mistral-7b --sequence-length 8192" + ring,
+                 {knob, "windows of 4096", "use zigzag, or --set model.sliding_window=0"});
+  expect_refusal(kPredict + "gpt-oss-20b --sequence-length 8192" + ring, {knob, "windows of 128"});
+  expect_refusal(kPredict + "llama-3-8b --sequence-length 4098" + ring,
+                 {"plan, sequence:", "4 does not divide the 4098 tokens", "use a divisor"});
 }
 
 TEST_F(BadInput, missing_and_damaged_configs_are_refused) {
@@ -189,6 +203,10 @@ TEST_F(BadInput, plans_for_another_machine_are_not_trained_here) {
   expect_refusal("train --model tiny.json --machine gh200-96gb-480gb", {"--machine here"});
   expect_refusal("verify --model tiny.json --devices 4 --set plan.context=4 --store here.db",
                  {"plan.context", "a ring of more than two ranks", "plan.context=2"});
+  expect_refusal(
+      "verify --model tiny.json --devices 2 --set plan.context=2 "
+      "--set plan.context_balance=helpers --store here.db",
+      {"plan.context_balance", "ranks attend for one another", "plan.context_balance=zigzag"});
 }
 
 TEST_F(BadInput, ranks_that_mpi_does_not_know_are_refused) {

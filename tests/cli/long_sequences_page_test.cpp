@@ -136,6 +136,41 @@ TEST(LongSequencesPage, has_what_searches_of_a_million_tokens_find) {
   }
 }
 
+// 13B of SPPO's paper without offload, with all of it and with adaptive offload.
+TEST(LongSequencesPage, has_what_offload_saves_of_13b) {
+  std::ifstream file(std::string(BALLAST_SOURCE_DIR) + "/docs/long-sequences.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  static const std::regex sentence(
+      "needs ([0-9]+) GiB a GPU without offload; with all of it a step takes ([0-9.]+) s,\n"
+      "with adaptive offload ([0-9.]+),");
+  std::smatch said;
+  ASSERT_TRUE(std::regex_search(page, said, sentence));
+  const Workbench bench;
+  const auto predict = [&](const std::string& flags) {
+    return Json::parse(
+        bench
+            .run("predict --json --stack megatron-core-2024 --model llama-2-13b --machine "
+                 "hgx-a100-80gb --set machine.cpu.memory_gb=250 --devices 32 --global-batch 1 "
+                 "--micro-batch 1 --sequence-length 524288 --strategy sppo --sequence 4 "
+                 "--pipeline 8 --subsequences 16 " +
+                 flags)
+            .output);
+  };
+  const std::string all = "--set plan.activations.offload_per_mflop=0 ";
+  std::string kept = all;
+  for (const std::string module :
+       {"norm1", "norm2", "qkv", "core_attention", "attention_out", "fc1", "fc2", "activation"}) {
+    kept += "--set plan.activations." + module + "=keep ";
+  }
+  const double gib = predict(kept)["peak_gpu_bytes"].get<double>() / (1 << 30);
+  EXPECT_NEAR(std::stod(said[1]), gib, 0.02 * gib);
+  const double full = predict(all)["step_time_s"].get<double>();
+  EXPECT_NEAR(std::stod(said[2]), full, 0.02 * full);
+  const double adaptive = predict("")["step_time_s"].get<double>();
+  EXPECT_NEAR(std::stod(said[3]), adaptive, 0.02 * adaptive);
+  EXPECT_LT(adaptive, full);
+}
+
 // Memory and step of 8B with a million tokens on one superchip, whole and in 8 parts.
 TEST(LongSequencesPage, has_a_million_tokens_on_one_superchip) {
   const Workbench bench;

@@ -306,6 +306,7 @@ TEST(LayerFacts, products_of_gradients_sum_those_of_biases) {
     facts.bias_epilogue_percent = percent;
     Plan plan = plan_on_gpu();
     plan.products = products;
+    plan.sequence_length = 16;
     Model model = tiny::mixtral(kOfSixteen);
     model.mlp_bias = true;
     std::set<ModuleKind> found;

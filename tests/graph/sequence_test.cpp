@@ -1,6 +1,12 @@
 // Sequences of 4 tokens split over two ranks: of 2 sequences a rank has 4 tokens.
+#include <algorithm>
 #include <gtest/gtest.h>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
 
+#include "sim/spec/ranks/ring.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {
@@ -91,6 +97,22 @@ TEST(sequence_pass, a_ring_of_four_has_three_rounds) {
   EXPECT_EQ(tiny::count(tiny::exchanges(graph, Phase::kForward).layers, forward), 2);
 }
 
+// Four ranks, two by heads and two in the ring: of 4 tokens a ring's rank has half of the heads,
+// 2 * 4 * 4 values, 64 bytes.
+TEST(sequence_pass, a_ring_of_ranks_that_split_heads_passes_on_all_their_tokens) {
+  Plan plan = ring();
+  plan.devices = 4;
+  plan.sequence = 2;
+  const Graph graph = sequence_pass(build_plain(tiny::model(), plan), plan);
+  const std::vector<CollectiveWork> works = tiny::exchanges(graph, Phase::kForward).layers;
+  EXPECT_EQ(std::count_if(works.begin(), works.end(),
+                          [](const CollectiveWork& work) {
+                            return work.kind == CollectiveKind::kSendReceive &&
+                                   work.bytes == Bytes{64};
+                          }),
+            2);
+}
+
 TEST(sequence_pass, a_rank_attends_for_its_share_however_the_sequence_is_split) {
   const double all = attention_flops(build(tiny::model(), tiny::plan()));
   EXPECT_GT(all, 0);
@@ -119,6 +141,8 @@ TEST(context_balance, a_rank_has_an_early_and_a_late_piece_or_consecutive_tokens
   const Plan none = ring_of_four(ContextBalance::kNone);
   EXPECT_EQ(ring_pieces(none, {0, 64}, 3), (Pieces{{48, 16}}));
   EXPECT_EQ(ring_pieces(none, {64, 32}, 1), (Pieces{{72, 8}}));
+  const Plan helpers = ring_of_four(ContextBalance::kHelpers);
+  EXPECT_EQ(ring_pieces(helpers, {0, 64}, 3), (Pieces{{48, 16}}));
 }
 
 // Pairs of a query and a key no later that rank `rank` has in step `step` of the ring, when keys
@@ -162,7 +186,178 @@ TEST(context_balance, without_one_the_last_rank_has_all_the_squares) {
   EXPECT_EQ(busiest_area(plan, {0, 64}, 0), 2 * (128 + 3 * 256));
 }
 
-// 2 - 1/P of the mean: all ranks wait for the last.
+// A piece of queries, and of keys.
+using Block = std::pair<int64_t, int64_t>;
+
+// Which block each rank attends for in round `round` of a ring whose ranks help, as at RingRounds:
+// for itself, for a later one, or not at all.
+std::map<int64_t, Block> blocks_in(const Plan& plan, int64_t round) {
+  const int64_t ranks = plan.context;
+  const bool is_helped = round <= ring_rounds(plan).helped;
+  std::map<int64_t, Block> blocks;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    if (rank >= round) {
+      blocks[rank] = {rank, rank - round};
+    } else if (is_helped) {
+      blocks[rank] = {ranks - round + rank, rank};
+    }
+  }
+  return blocks;
+}
+
+Plan helpers_of(int64_t ranks) {
+  Plan plan = ring_of_four(ContextBalance::kHelpers);
+  plan.devices = plan.context = ranks;
+  plan.sequence_length = 16 * ranks;
+  return plan;
+}
+
+// Each of P pieces sees itself and all before it, and no pair of them is met twice: in every round
+// but the last of an even P all ranks attend for a block, there half of them.
+TEST(context_balance, helpers_meet_every_block_once) {
+  for (int64_t ranks = 2; ranks <= 17; ++ranks) {
+    const Plan plan = helpers_of(ranks);
+    const int64_t last = ring_rounds(plan).all;
+    std::map<Block, int> met;
+    std::map<int64_t, double> areas;  // of each rank
+    for (int64_t round = 0; round <= last; ++round) {
+      const std::map<int64_t, Block> blocks = blocks_in(plan, round);
+      const bool half_idle = ranks % 2 == 0 && round == last;
+      EXPECT_EQ(static_cast<int64_t>(blocks.size()), half_idle ? ranks / 2 : ranks);
+      for (const auto& [rank, block] : blocks) {
+        EXPECT_TRUE(block.first == rank || block.second == rank) << "one side is its own";
+        ++met[block];
+        areas[rank] += block.first == block.second ? 16 * 16 : 2 * 16 * 16;
+      }
+    }
+    for (int64_t queries = 0; queries < ranks; ++queries) {
+      for (int64_t keys = 0; keys < ranks; ++keys) {
+        const Block block{queries, keys};
+        EXPECT_EQ(met[block], keys <= queries ? 1 : 0) << ranks << ": " << queries << ", " << keys;
+      }
+    }
+    double most = 0;
+    for (const auto& [rank, area] : areas) most = std::max(most, area);
+    EXPECT_EQ(busiest_area(plan, {0, plan.sequence_length}, 0), most) << ranks;
+  }
+}
+
+// Pieces of 16 tokens: half a square of 256 pairs with its own keys, then whole ones. Three ranks:
+// one more, 3/3 of the mean. Four: two more, of which only half of the ranks have the second, 5/4.
+// Five: two more, the mean. Eight: four more, 9/8. Two: one more, as without balance. Counted
+// twice.
+TEST(context_balance, helpers_leave_the_mean_of_an_odd_number_of_ranks) {
+  const auto area = [](int64_t ranks) {
+    const Plan plan = helpers_of(ranks);
+    return busiest_area(plan, {0, plan.sequence_length}, 0);
+  };
+  EXPECT_EQ(area(1), 256);
+  EXPECT_EQ(area(2), 2 * (128 + 256));
+  EXPECT_EQ(area(3), 2 * (128 + 256));
+  EXPECT_EQ(area(4), 2 * (128 + 2 * 256));
+  EXPECT_EQ(area(5), 2 * (128 + 2 * 256));
+  EXPECT_EQ(area(8), 2 * (128 + 4 * 256));
+  Plan two = helpers_of(2);
+  two.context_balance = ContextBalance::kNone;
+  EXPECT_EQ(area(2), busiest_area(two, {0, 32}, 0));
+}
+
+// What a ring of helpers sends: two sequences of 16 tokens a rank have 2 * 32 * 4 values of keys
+// and values for one head, 512 bytes, 32 * 2 * 4 of queries for two heads, 512 bytes, and of their
+// output, and a statistic of 4 bytes for each of 64 heads and tokens, 256 bytes.
+//   a round with helpers forward: keys and values, output, a statistic      512 + 512 + 256
+//                       backward: gradients of keys and values, queries, gradient of the output,
+//                                 two statistics                            512 + 2 * (512 + 256)
+//   the last of an even number:   keys and values, with gradients backward  512, 2 * 512
+TEST(sequence_pass, helpers_send_queries_and_what_they_made_of_them) {
+  Model grouped = tiny::model();
+  grouped.kv_heads = 1;
+  const auto sent = [](const Model& model, int64_t ranks, Phase phase) {
+    const Graph graph = build_plain(model, helpers_of(ranks));
+    const auto works = tiny::exchanges(sequence_pass(graph, helpers_of(ranks)), phase).layers;
+    EXPECT_EQ(works.size(), 2u) << "one a layer";
+    EXPECT_EQ(works.front(),
+              (CollectiveWork{CollectiveKind::kSendReceive, works.front().bytes, ranks, 1}));
+    return works.front().bytes.count;
+  };
+  EXPECT_EQ(sent(grouped, 3, Phase::kForward), 1280);
+  EXPECT_EQ(sent(grouped, 3, Phase::kBackward), 2048);
+  EXPECT_EQ(sent(grouped, 4, Phase::kForward), 1280 + 512);
+  EXPECT_EQ(sent(grouped, 4, Phase::kBackward), 2048 + 1024);
+  EXPECT_EQ(sent(grouped, 5, Phase::kForward), 2 * 1280);
+  EXPECT_EQ(sent(grouped, 8, Phase::kBackward), 3 * 2048 + 1024);
+  // Two heads of keys as well: 1024 bytes of keys and values.
+  EXPECT_EQ(sent(tiny::model(), 4, Phase::kForward), 1024 + 512 + 256 + 1024);
+  EXPECT_EQ(sent(tiny::model(), 4, Phase::kBackward), 1024 + 2 * (512 + 256) + 2 * 1024);
+  // In 32 bits all but the statistics is twice as large.
+  const auto in_32_bits = [&](Phase phase) {
+    Plan plan = helpers_of(3);
+    plan.dtype = DType::kF32;
+    const Graph graph = sequence_pass(build_plain(grouped, plan), plan);
+    return tiny::exchanges(graph, phase).layers.front().bytes.count;
+  };
+  EXPECT_EQ(in_32_bits(Phase::kForward), 1024 + 1024 + 256);
+  EXPECT_EQ(in_32_bits(Phase::kBackward), 1024 + 2 * (1024 + 256));
+}
+
+// Twice what is in use: forward queries that came, or keys and values, of which either has 256
+// values of one head of keys, and output of 256 with statistics of 4 bytes, 128 more; of two heads
+// 512 of keys and values. Backward queries and two gradients of as many, two statistics and the
+// gradients of keys and values that come.
+TEST(sequence_pass, helpers_have_room_for_two_rounds) {
+  Model grouped = tiny::model();
+  grouped.kv_heads = 1;
+  const auto rooms = [](const Model& model) {
+    const Plan plan = helpers_of(4);
+    const Graph graph = sequence_pass(build_plain(model, plan), plan);
+    std::vector<int64_t> found;
+    for (const Tensor& tensor : tiny::used(graph, TensorKind::kGathered)) {
+      found.push_back(tensor.elements);
+    }
+    return found;
+  };
+  const int64_t one_forward = 2 * (256 + 256 + 128);
+  const int64_t one_backward = 2 * (256 + 3 * 256 + 2 * 128);
+  EXPECT_EQ(rooms(grouped),
+            (std::vector<int64_t>{one_forward, one_forward, one_backward, one_backward}));
+  const int64_t two_forward = 2 * (512 + 256 + 128);
+  const int64_t two_backward = 2 * (512 + 3 * 256 + 2 * 128);
+  EXPECT_EQ(rooms(tiny::model()),
+            (std::vector<int64_t>{two_forward, two_forward, two_backward, two_backward}));
+}
+
+// Two ranks have one round, in which nobody is left to help: the graph is that without balance, and
+// what was timed for the one is the time of the other. Of four it is another operation than that of
+// consecutive tokens, or of a zigzag, whose times do not hold for it.
+TEST(context_balance, two_ranks_have_nothing_to_help_with) {
+  const auto graph_of = [](ContextBalance balance, int64_t ranks) {
+    Plan plan = helpers_of(ranks);
+    plan.context_balance = balance;
+    return build(tiny::model(), plan);
+  };
+  const Graph helpers = graph_of(ContextBalance::kHelpers, 2);
+  const Graph none = graph_of(ContextBalance::kNone, 2);
+  ASSERT_EQ(helpers.step.ops.size(), none.step.ops.size());
+  for (size_t i = 0; i < none.step.ops.size(); ++i) {
+    EXPECT_EQ(helpers.step.ops[i].work, none.step.ops[i].work);
+    EXPECT_EQ(cost_key(helpers.step.ops[i]), cost_key(none.step.ops[i]));
+  }
+  EXPECT_EQ(helpers.arenas.size, none.arenas.size);
+  const auto attention_keys = [&](ContextBalance balance) {
+    std::set<std::string> keys;
+    for (const Op& op : graph_of(balance, 4).step.ops) {
+      if (op.kind == OpKind::kAttention) keys.insert(cost_key(op));
+    }
+    return keys;
+  };
+  const std::set<std::string> of_four = attention_keys(ContextBalance::kHelpers);
+  EXPECT_EQ(of_four.size(), 2u) << "forward and backward";
+  for (const ContextBalance other : {ContextBalance::kNone, ContextBalance::kZigzag}) {
+    for (const std::string& key : attention_keys(other)) EXPECT_FALSE(of_four.contains(key)) << key;
+  }
+}
+
+// 2 - 1/P of the mean: all ranks wait for the last. With helpers 1 + 1/P of it.
 TEST(context_balance, attention_costs_what_the_busiest_rank_has) {
   Plan alone = tiny::plan();
   alone.sequence_length = 64;
@@ -172,6 +367,7 @@ TEST(context_balance, attention_costs_what_the_busiest_rank_has) {
   };
   EXPECT_EQ(of(ContextBalance::kZigzag), all / 4);
   EXPECT_EQ(of(ContextBalance::kNone), all * 7 / 16);
+  EXPECT_EQ(of(ContextBalance::kHelpers), all * 5 / 16);
 }
 
 // A window of 4 tokens: of pieces of 8 the first has 4 (2 * 8 - 4) = 48 pairs, counted twice, and
@@ -221,6 +417,7 @@ TEST(context_balance, a_batch_has_one_more_token_a_piece) {
   };
   EXPECT_EQ(ids(ContextBalance::kZigzag), 2 * (16 + 2));
   EXPECT_EQ(ids(ContextBalance::kNone), 2 * (16 + 1));
+  EXPECT_EQ(ids(ContextBalance::kHelpers), 2 * (16 + 1));
 }
 
 // Eager attention multiplies what the mask hides too: a rank of four has a quarter of the rows of
@@ -239,7 +436,8 @@ TEST(context_balance, of_eager_attention_every_rank_has_as_many_rows) {
   };
   const AttentionWork all = attention(alone);
   EXPECT_EQ(all.length, 64);
-  for (const ContextBalance balance : {ContextBalance::kZigzag, ContextBalance::kNone}) {
+  for (const ContextBalance balance :
+       {ContextBalance::kZigzag, ContextBalance::kNone, ContextBalance::kHelpers}) {
     const AttentionWork rows = attention(ring_of_four(balance));
     EXPECT_EQ(rows.length, 16);
     EXPECT_EQ(rows.tokens_before + rows.length, 64);

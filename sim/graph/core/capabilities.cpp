@@ -94,6 +94,8 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
      {"parts of sequences that ranks share", "plan.subsequences", "set plan.subsequences=1"},
      {"norms over tokens that tensor-parallel ranks do not divide", "plan.tensor_sequence",
       "set plan.tensor_sequence=false"},
+     {"a ring whose ranks attend for one another (helpers)", "plan.context_balance",
+      "set plan.context_balance=zigzag"},
      {"a ring of more than two ranks, or beside sequence ranks", "plan.context",
       "set plan.context=2 and plan.sequence=1, and plan.devices to match"},
      {"expert ranks beside ranks that share sequences", "plan.expert",
@@ -175,6 +177,8 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
     case PlanFeature::kUnevenRows:
       return plan.tensor_sequence && plan.tensor > 1 && plan.micro_batch &&
              plan.tokens_per_micro_batch() / plan.subsequences % plan.tensor != 0;
+    case PlanFeature::kHelpedRings:
+      return plan.context > 1 && plan.context_balance == ContextBalance::kHelpers;
     case PlanFeature::kLongRings:
       return plan.context > 2 || (plan.context > 1 && plan.sequence > 1);
     case PlanFeature::kExpertsOfSequences:

@@ -87,11 +87,12 @@ enum class PlanFeature : uint8_t {
   kStreamsOfShares,
   kSequenceParts,       // parts of sequences that ranks share
   kUnevenRows,          // tokens that do not divide over tensor-parallel ranks that share norms
+  kHelpedRings,         // whose ranks attend for one another
   kLongRings,           // of more than two ranks, or beside others that share sequences
   kExpertsOfSequences,  // expert ranks beside those that share sequences
   kFp8OfTensorRanks,    // scales of factors of which tensor-parallel ranks have parts
 };
-inline constexpr int kPlanFeatures = 19;
+inline constexpr int kPlanFeatures = 20;
 
 // A set of values of an enumeration.
 template <class Enum>

@@ -60,6 +60,7 @@ struct KeyOfWork {
                     w.kind == AttentionKind::kEager ? " eager" : "");
     if (w.tokens_before > 0) text += fmt::format(" after={}", w.tokens_before);
     if (w.window > 0) text += fmt::format(" window={}", w.window);
+    if (w.is_helped) text += " helped";
     return text;
   }
   std::string operator()(const RowWork& w) const {

@@ -271,6 +271,9 @@ struct AttentionWork {
   // What passes of their own read and write around the kernel: rotary positions, other layouts,
   // repeated keys and values.
   Bytes passed = {};
+  // Ranks of a ring attend for one another (ContextBalance::kHelpers), which takes another time
+  // than the same queries after the same tokens on one device.
+  bool is_helped = false;
   bool operator==(const AttentionWork&) const = default;
 };
 

@@ -5,7 +5,8 @@
 // Ring attention (arXiv 2310.01889): each rank keeps its queries, and keys and values go round the
 // ring beside the computation. In the backward keys, values and their gradients go round. What a
 // rank attends for depends on which tokens it has (Plan::context_balance,
-// passes/decoder/attention.cpp).
+// passes/decoder/attention.cpp); where ranks help others, their queries, outputs and gradients are
+// sent as well (DistFlashAttn, arXiv 2310.03294).
 //
 // A framework may exchange keys and values that it has repeated for all heads, and lay out what it
 // exchanges in passes of their own (StackFacts::repeats_keys_values, exchange_bytes).
@@ -19,6 +20,7 @@
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/spec/ranks/ring.h"
 
 namespace ballast {
 
@@ -152,6 +154,9 @@ class SequencePass {
     for (Op& back : after) result.push_back(std::move(back));
   }
 
+  // Where Ulysses ranks share sequences too, the ring has some heads of all their tokens.
+  int64_t tokens_of_a_ring_rank() const { return plan_.tokens_per_micro_batch() * plan_.sequence; }
+
   // What goes round the ring: keys and values of a rank's tokens; of a part also those of the parts
   // before it that it sees, again for each part.
   struct Round {
@@ -171,28 +176,56 @@ class SequencePass {
     }
     if (round.elements == 0) {
       const AttentionWork& work = std::get<AttentionWork>(op.work);
-      round.elements = 2 * plan_.tokens_per_micro_batch() * work.kv_heads * work.head_size;
+      round.elements = 2 * tokens_of_a_ring_rank() * work.kv_heads * work.head_size;
       round.largest = round.elements;
     }
     return round;
   }
 
+  // Elements of all rounds of the ring, as its busiest rank gets or gives them, and those for which
+  // it has room: what is in use, and what is on its way.
+  struct Traffic {
+    int64_t moved = 0;
+    int64_t room = 0;
+  };
+  Traffic traffic_of(const Round& round, const Op& op) const {
+    const bool forward = op.phase == Phase::kForward;
+    const RingRounds rounds = ring_rounds(plan_);
+    // Keys and values; in the backward their gradients too.
+    const int64_t times = forward ? 1 : 2;
+    Traffic traffic{times * (rounds.all - rounds.helped) * round.elements,
+                    2 * times * round.largest};
+    if (rounds.helped == 0) return traffic;
+    const AttentionWork& work = std::get<AttentionWork>(op.work);
+    const int64_t rows = tokens_of_a_ring_rank() * work.heads;
+    const int64_t queries = rows * work.head_size;  // of a rank; its output has as many
+    // A number of 32 bits a row: of the softmax, and in the backward also the sum of the output
+    // times its gradient, for which a helper would need the output (FlashAttention-2, arXiv
+    // 2307.08691, algorithm 2).
+    const int64_t statistics = rows * size_of(DType::kF32) / size_of(work.dtype);
+    // Forward: who is helped gets keys and values and the output made for it; its helper gives as
+    // much. Backward: a helper gets queries and the gradient of their output, and gradients of its
+    // keys and values that a third rank made; whom it helps gives as much.
+    traffic.moved += rounds.helped * (round.elements + times * (queries + statistics));
+    // Beside these a helper has the queries that it attends for, or the gradient that it makes.
+    traffic.room = forward ? 2 * (std::max(round.largest, queries) + queries + statistics)
+                           : 2 * (round.largest + 3 * queries + 2 * statistics);
+    return traffic;
+  }
+
   // All rounds of the ring as one message beside the attention. Whatever computes next waits for
   // its end, and so for the attention's last piece.
   Op ring(const Op& op) {
-    const bool forward = op.phase == Phase::kForward;
     const Round round = round_of(op);
+    const Traffic traffic = traffic_of(round, op);
     Tensor arrived = graph_.tensor(round.source);
     arrived.kind = TensorKind::kGathered;
     arrived.category = Category::kWorkspace;
-    // One pair in use, one on its way.
-    arrived.elements = (forward ? 2 : 4) * round.largest;
+    arrived.elements = traffic.room;
     const TensorId pairs = add_tensor(graph_, arrived);
     next_computation_.wait_for(pairs);
-    const int64_t rounds = plan_.context - 1;
     const DType dtype = std::get<AttentionWork>(op.work).dtype;
-    const CollectiveWork message{CollectiveKind::kSendReceive,
-                                 bytes_of(rounds * round.elements * (forward ? 1 : 2), dtype),
+    const CollectiveWork message{CollectiveKind::kSendReceive, bytes_of(traffic.moved, dtype),
                                  plan_.context, plan_.tensor};
     return collective_op(LaneKind::kSequenceNetwork, message, op.phase, op.label,
                          {read(round.source, Role::kSource), write(pairs, Role::kDestination)});

@@ -140,12 +140,14 @@ inline constexpr Knob kNameAndRankRows[] = {
         {.id = KnobId::kContextBalance,
          .path = "context_balance",
          .group = kParallelism,
-         .choices = kChoices<ContextBalance::kZigzag, ContextBalance::kNone>,
+         .choices =
+             kChoices<ContextBalance::kZigzag, ContextBalance::kNone, ContextBalance::kHelpers>,
          .may_be_absent = true,
          .studied_with = "layout",
          .help = "Tokens of a rank of a ring: zigzag: an early and a late piece, so that all ranks "
                  "have as many causal pairs; none: consecutive ones, and all wait for the last "
-                 "rank",
+                 "rank; helpers: consecutive ones, and ranks that would idle attend for later ones "
+                 "(arXiv 2310.03294; predicted only)",
          .matters = "with context above 1",
          .matters_in = [](const Plan& plan) { return plan.context > 1; }}),
     knob<&Plan::expert>(degree({.id = KnobId::kExpert,

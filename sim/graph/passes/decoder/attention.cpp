@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sim/graph/core/edit.h"
+#include "sim/spec/ranks/ring.h"
 
 namespace ballast {
 namespace {
@@ -87,7 +88,8 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   if (window < part.end()) work.window = window;
   // Each product of the causal half of [S, S] with D costs S*S*D. A window w leaves 2wS - w^2 of
   // the S^2 that the half is counted by; a part what its queries see. All ranks of a ring wait for
-  // the one that sees most.
+  // the one that attends for most.
+  work.is_helped = ring_rounds(plan).helped > 0;
   const auto ranks = static_cast<double>(plan.context);
   double products = (backward ? 5 : 2) / ranks;
   const double area = ranks * busiest_area(plan, part, window);

@@ -5,6 +5,7 @@
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/decoder/attention.h"
 #include "sim/graph/passes/decoder/decoder_experts.h"
+#include "sim/spec/ranks/ring.h"
 
 namespace ballast {
 
