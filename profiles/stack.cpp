@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kStackSchema = "ballast.stack/1";
 constexpr WholeRange kFactBytes{0, 1 << 20};
+constexpr WholeRange kFactPercent{0, 1000};
 constexpr WholeRange kFactMultiprocessors{0, 1 << 10};
 constexpr NumberRange kAnyConstant{0, 1000};
 constexpr NumberRange kSpread{0, 10};  // of a logarithm
@@ -125,7 +126,7 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "padding_bytes", kFactBytes, facts.padding_bytes);
   read_whole(reader, "clamp_bytes", kFactBytes, facts.clamp_bytes);
   read_whole(reader, "clamp_backward_bytes", kFactBytes, facts.clamp_backward_bytes);
-  read_whole(reader, "bias_epilogue_percent", kFactBytes, facts.bias_epilogue_percent);
+  read_whole(reader, "bias_epilogue_percent", kFactPercent, facts.bias_epilogue_percent);
   read_whole(reader, "expert_bias_bytes", kFactBytes, facts.expert_bias_bytes);
   read_whole(reader, "expert_bias_backward_bytes", kFactBytes, facts.expert_bias_backward_bytes);
   read_whole(reader, "query_bytes", kFactBytes, facts.query_bytes);

@@ -63,7 +63,10 @@ OrderedJson graph_json(const Completed& completed) {
            "An operation starts when its lane is free and every predecessor has finished the "
            "step steps_ahead steps before its own; if it had to wait for another lane, "
            "handover_s later. Operations that run together share capacities by max-min fairness: "
-           "the rate of each is the share of its demands that it gets, at most 1."},
+           "the rate of each is the share of its demands that it gets, at most 1. What is held is "
+           "taken first, for as long as its operation runs; least_share of a capacity is left to "
+           "the others however much is held."},
+          {"least_share", kLeastShare},
           {"step_time_s", prediction.step_time.seconds()},
           {"stack", completed.setting.stack.name},
           {"plan", OrderedJson::parse(plan_json(completed.setting.plan))},

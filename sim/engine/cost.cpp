@@ -84,8 +84,8 @@ struct GroupOfWork {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const GemmWork& w) const {
     const bool fp8 = w.format == ProductFormat::kFp8;
-    return fmt::format(" {}{}{}", to_string(w.dtype), fp8 ? " in fp8" : "",
-                       to_string(w.weight_codes));
+    return fmt::format(" {}{}{}{}", to_string(w.dtype), fp8 ? " in fp8" : "",
+                       to_string(w.weight_codes), w.sums_bias ? " summing the bias gradient" : "");
   }
   std::string operator()(const AttentionWork& w) const {
     return fmt::format(" head_size={} {}{}{}", w.head_size, to_string(w.dtype),

@@ -1,5 +1,6 @@
 // The part of the cost model that says what collectives take from what runs beside them: wires,
-// the memory's bandwidth, and multiprocessors.
+// the memory's bandwidth, and multiprocessors; and what products that run as persistent kernels
+// lose where anything holds multiprocessors.
 #include "sim/engine/collective.h"
 #include "sim/engine/cost.h"
 
@@ -41,8 +42,9 @@ void CostModel::hold_multiprocessors(double share, bool is_left_room, OpCost& co
   if (product_blocks_ >= 0 && !is_left_room) hold(product_blocks_, 1);
 }
 
-// While any is held, persistent products have the last tenth, which nobody takes from them: their
-// demand makes their share of it the rate that was measured, whoever and however many hold.
+// A collective holds the whole capacity, of which kLeastShare is left however many hold it. A
+// product asks for kLeastShare / kept, so it runs at `kept` whenever anything is held, and at its
+// full speed otherwise.
 void CostModel::add_product_blocks() {
   const auto& tables = machine_.gpu.kernels.model;
   if (!tables || !tables->tables().product_beside_collective) return;

@@ -146,6 +146,22 @@ TEST(Bound, no_simulated_step_is_shorter_where_collectives_hold_products_up) {
   expect_no_step_below_its_bound(BoundCase(machine, 2), 61);
 }
 
+// Of 10 s a held fifth of a capacity takes 2 s of it, and all of it nothing: others have their
+// least, and several may hold it at once.
+TEST(Bound, what_is_held_whole_takes_no_time) {
+  CostTable table;
+  table.capacities = {{"a", 1}, {"b", 1}};
+  OpCost cost;
+  cost.alone = Duration::from_seconds(10);
+  cost.demands[0] = {0, 0.2, true};
+  cost.demands[1] = {1, 1, true};
+  cost.demand_count = 2;
+  Workload work;
+  work.add(Op{}, cost, table, 1);
+  EXPECT_NEAR(work.capacity[0], 2, 1e-12);
+  EXPECT_EQ(work.capacity[1], 0);
+}
+
 TEST(Bound, no_arena_is_smaller) {
   expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 1), 73);
   expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 2), 83);

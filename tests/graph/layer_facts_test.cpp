@@ -298,17 +298,16 @@ TEST(LayerFacts, clamped_activations_and_biases_of_experts_are_passes_of_their_o
   EXPECT_EQ(more(OpKind::kCombine, true) + more(OpKind::kPermute, false), 0);
 }
 
-// Of a model whose network alone has biases, the gradients of its weights, unless products are in 8
-// bits: what rounds for these sums biases too.
+// The products that a framework gives a bias to, whose gradient they sum: of queries, keys and
+// values, and the experts' first one. In 8 bits what rounds the gradients sums them too.
 TEST(LayerFacts, products_of_gradients_sum_those_of_biases) {
-  const auto modules = [](ProductFormat products, int64_t percent) {
+  const auto modules = [](Model model, ProductFormat products, int64_t percent) {
     StackFacts facts;
     facts.bias_epilogue_percent = percent;
     Plan plan = plan_on_gpu();
     plan.products = products;
     plan.sequence_length = 16;
-    Model model = tiny::mixtral(kOfSixteen);
-    model.mlp_bias = true;
+    model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
     std::set<ModuleKind> found;
     for (const Op& op : build(model, plan, facts).step.ops) {
       const auto* work = std::get_if<GemmWork>(&op.work);
@@ -318,9 +317,14 @@ TEST(LayerFacts, products_of_gradients_sum_those_of_biases) {
     }
     return found;
   };
-  EXPECT_EQ(modules(ProductFormat::kAsStored, 127), (std::set{ModuleKind::kFc1, ModuleKind::kFc2}));
-  EXPECT_TRUE(modules(ProductFormat::kAsStored, 0).empty());
-  EXPECT_TRUE(modules(ProductFormat::kFp8, 127).empty());
+  const Model experts = tiny::mixtral(kOfSixteen);
+  EXPECT_EQ(modules(experts, ProductFormat::kAsStored, 127),
+            (std::set{ModuleKind::kQkv, ModuleKind::kFc1}));
+  EXPECT_TRUE(modules(experts, ProductFormat::kAsStored, 0).empty());
+  EXPECT_TRUE(modules(experts, ProductFormat::kFp8, 127).empty());
+  Model dense = tiny::model();
+  dense.max_positions = 16;
+  EXPECT_EQ(modules(dense, ProductFormat::kAsStored, 127), (std::set{ModuleKind::kQkv}));
 }
 
 }  // namespace

@@ -240,9 +240,6 @@ TEST(Kernels, a_window_is_as_fast_as_it_was_timed) {
   EXPECT_NEAR(rate("hgx-h200-sxm", 1024, true), 299, 0.02 * 299);
 }
 
-// Products of 16-bit factors take longer under load than their table says, of any framework. Those
-// in 8 bits were measured under load on Hopper, and in the same bursts as the others on Blackwell;
-// other generations have a share of their own.
 // Half of the time of Hopper's products is of persistent kernels, which make 47 of 80 % beside an
 // all-gather; the rest has 112 of 132 multiprocessors (docs/device-tables.md).
 TEST(Kernels, hopper_alone_has_products_that_a_collective_holds_up) {
@@ -254,6 +251,9 @@ TEST(Kernels, hopper_alone_has_products_that_a_collective_holds_up) {
   }
 }
 
+// Products of 16-bit factors take longer under load than their table says, of any framework. Those
+// in 8 bits were measured under load on Hopper, and in the same bursts as the others on Blackwell;
+// other generations have a share of their own.
 TEST(Kernels, what_a_generation_sustains_slows_products_that_were_timed_in_bursts) {
   const auto time_of = [](const std::string& machine_name, ProductFormat format, double share) {
     const Machine machine = load_machine(machine_name);

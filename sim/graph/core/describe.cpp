@@ -45,7 +45,7 @@ struct KeyOfWork {
       text += fmt::format(" {}={}", w.by_expert ? "experts, one by one" : "experts", w.experts);
     }
     if (w.wide_output) text += " to fp32";
-    if (w.sums_bias) text += " with the bias";
+    if (w.sums_bias) text += " summing the bias gradient";
     if (w.format != ProductFormat::kFp8) return text;
     text += " in fp8";
     // Keys of what Ballast rounds itself are those of measurements in stores.

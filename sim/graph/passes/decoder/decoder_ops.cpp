@@ -282,18 +282,13 @@ TensorId DecoderOps::gemm_backward(Label label, Label input, TensorId x, int64_t
 
 namespace {
 
-bool product_has_bias(const Model& model, ModuleKind module) {
-  switch (module) {
-    case ModuleKind::kQkv:
-      return model.qkv_bias;
-    case ModuleKind::kAttentionOut:
-      return model.attention_out_bias;
-    case ModuleKind::kFc1:
-    case ModuleKind::kFc2:
-      return model.mlp_bias;
-    default:
-      return false;
-  }
+// Whether the framework gives the bias to the product. Megatron-Core does so of queries, keys and
+// values and of the experts' first product; the others hand theirs on to what follows
+// (skip_bias_add at d98e8a64: attention.py lines 420 and 1699, mlp.py lines 226 and 249,
+// moe/experts.py lines 224 and 247).
+bool product_has_bias(const Model& model, ModuleKind module, bool is_of_experts) {
+  if (module == ModuleKind::kQkv) return model.qkv_bias;
+  return module == ModuleKind::kFc1 && is_of_experts && model.mlp_bias;
 }
 
 }  // namespace
@@ -324,7 +319,7 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
     work.experts = backward.experts;
     work.by_expert = work.experts > 0 && facts_.multiplies_by_expert;
     work.sums_bias = facts_.bias_epilogue_percent > 0 &&
-                     product_has_bias(model_, backward.label.module) &&
+                     product_has_bias(model_, backward.label.module, work.experts > 0) &&
                      plan_.products == ProductFormat::kAsStored;
     // Where a framework's source says so, its fitted constants hold what these bytes take.
     work.wide_output =
