@@ -239,7 +239,9 @@ TEST(Bottlenecks, of_each_lane_are_those_of_costs_that_are_scaled_by_hand) {
           for (int8_t d = 0; d < cost.demand_count; ++d) {
             Demand& demand = cost.demands[static_cast<size_t>(d)];
             const std::string& name = costs.capacities[static_cast<size_t>(demand.capacity)].name;
-            const bool occupied = name.starts_with("cores") || name.starts_with("multiprocessors");
+            const bool occupied = name.starts_with("cores") ||
+                                  name.starts_with("multiprocessors") ||
+                                  name.starts_with("product blocks");
             if (!occupied) demand.amount *= 1.1;
           }
         }
