@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <memory>
 
 #include "sim/engine/cost.h"
-#include "sim/engine/tables/kernel_model.h"
 #include "tests/autotune/support.h"
+#include "tests/engine/persistent_products.h"
 
 namespace ballast::tests {
 namespace {
@@ -136,14 +135,7 @@ TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
 // Collectives hold up what products have of a GPU, all of it and several at once, and leave them
 // their least: no bound counts that as time.
 TEST(Bound, no_simulated_step_is_shorter_where_collectives_hold_products_up) {
-  Machine machine = gpu_machine();
-  KernelTables tables;
-  tables.generation = "generation";
-  tables.parts.emplace_back().name = "part";
-  tables.product_beside_collective = {0.6, "by hand"};
-  machine.gpu.kernels = {"generation", "part", std::make_shared<KernelModel>(tables)};
-  machine.node->multiprocessors.emplace().value = 20;
-  expect_no_step_below_its_bound(BoundCase(machine, 2), 61);
+  expect_no_step_below_its_bound(BoundCase(with_persistent_products(gpu_machine()), 2), 61);
 }
 
 // Of 10 s a held fifth of a capacity takes 2 s of it, and all of it nothing: others have their

@@ -1,14 +1,14 @@
 // Capacities that an operation holds for as long as it runs, in both solvers of fair rates.
 #include <array>
 #include <gtest/gtest.h>
-#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sim/engine/sharing/fair_rates.h"
 #include "sim/engine/sharing/sharing.h"
-#include "sim/engine/tables/kernel_model.h"
 #include "tests/engine/costed.h"
+#include "tests/engine/persistent_products.h"
 #include "tests/engine/tiny_machine.h"
 
 namespace ballast {
@@ -56,19 +56,13 @@ TEST(Held, a_collective_keeps_its_multiprocessors_and_its_rate) {
 }
 
 // A GPU of 100 multiprocessors in nodes of two, whose products keep six tenths of their speed.
-Machine with_persistent_products() {
+Machine held_up_machine() {
   Machine machine = tests::tiny_machine();
   machine.devices_per_node = 2;
   machine.gpu.multiprocessors = 100;
   machine.gpu.memory_bandwidth.value = Bandwidth::from_gb_per_s(1e6);  // memory is not what binds
   machine.node.emplace().bandwidth.value = Bandwidth::from_gb_per_s(1e5);
-  machine.node->multiprocessors.emplace().value = 20;
-  KernelTables tables;
-  tables.generation = "generation";
-  tables.parts.emplace_back().name = "part";
-  tables.product_beside_collective = {0.6, "by hand"};
-  machine.gpu.kernels = {"generation", "part", std::make_shared<KernelModel>(tables)};
-  return machine;
+  return tests::with_persistent_products(std::move(machine));
 }
 
 // Rates of the first of two operations, and of the second, in both solvers.
@@ -93,7 +87,7 @@ std::array<double, 2> rates_beside(const std::vector<Costed>& running) {
 // Beside a collective that holds 20 of 100 multiprocessors, or beside two of them, a persistent
 // product has the six tenths that were measured, a pass over memory what is left of them.
 TEST(Held, persistent_products_keep_what_was_measured_however_much_is_held) {
-  const Machine machine = with_persistent_products();
+  const Machine machine = held_up_machine();
   const Costed gather =
       cost(CollectiveWork{CollectiveKind::kAllGather, Bytes{400'000'000}, 2}, machine);
   const Costed product = cost(GemmWork{128, 256, 960, DType::kBf16}, machine);
@@ -110,7 +104,7 @@ TEST(Held, persistent_products_keep_what_was_measured_however_much_is_held) {
 
 // What overlaps the ranks of a product has its kernels leave the multiprocessors that it takes.
 TEST(Held, collectives_of_tensor_ranks_are_left_room_for) {
-  const Machine machine = with_persistent_products();
+  const Machine machine = held_up_machine();
   Op op;
   op.work = CollectiveWork{CollectiveKind::kAllGather, Bytes{400'000'000}, 2};
   op.lane = lane_of(0, LaneKind::kTensorNetwork);
